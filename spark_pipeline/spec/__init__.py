@@ -1,0 +1,1 @@
+"""Declarations and records: what should be, and what was written down."""

@@ -1,0 +1,152 @@
+"""What should be serving, as declared in data/deployments/*.yaml."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, field_validator
+
+from spark_pipeline.spec.base import Declaration, Name
+
+Repo = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+
+def _no_parent(value: str) -> str:
+    if ".." in value:
+        raise ValueError("must not contain '..'")
+    return value
+
+
+# A git branch, tag or commit. No leading dash, no `..`: the value travels into URLs and command lines.
+Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"), AfterValidator(_no_parent)]
+ImageRef = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][A-Za-z0-9._:/-]*(@sha256:[0-9a-f]{64})?$")]
+EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+Cron = Annotated[str, StringConstraints(pattern=r"^(\S+ ){4}\S+$")]
+
+
+def _scalar_text(value: object) -> object:
+    """`args: [--max-num-seqs, 4]`: YAML reads 4 as a number; on a command line it is a word."""
+    if isinstance(value, bool):
+        raise ValueError("write true or false in quotes: as a flag's word its spelling matters")
+    return str(value) if isinstance(value, int | float) else value
+
+
+Word = Annotated[str, BeforeValidator(_scalar_text)]
+
+# Set by the pipeline from the declaration's own fields; given twice, the engine would take the last one silently.
+_OWN_FLAGS = {
+    "--model": "model",
+    "--host": "serve.port",
+    "--port": "serve.port",
+    "--served-model-name": "serve.served_name",
+    "--max-model-len": "serve.max_model_len",
+    "--gpu-memory-utilization": "serve.gpu_memory_utilization",
+    "--tensor-parallel-size": "parallel.tensor",
+    "-tp": "parallel.tensor",
+    "--pipeline-parallel-size": "parallel.pipeline",
+    "-pp": "parallel.pipeline",
+    "--distributed-executor-backend": "backend",
+    "--nnodes": "backend",
+    "-n": "backend",
+    "--node-rank": "backend",
+    "-r": "backend",
+    "--master-addr": "backend",
+    "--master-port": "backend",
+    "--headless": "backend",
+}
+
+
+class Backend(StrEnum):
+    """How the ranks on several nodes find each other."""
+
+    RAY = "ray"
+    MP = "mp"
+
+
+class Model(Declaration):
+    """The weights."""
+
+    repo: Repo
+    revision: Revision = Field(default="main", description="Branch, tag or commit; resolved to 40 hex once per run.")
+    hub_url: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s@]+$",
+        description="Hub to ask; default: the environment's HF_ENDPOINT, else the public hub. No credentials in it.",
+    )
+
+
+class Image(Declaration):
+    """The engine's container image."""
+
+    candidates: tuple[ImageRef, ...] = Field(min_length=1, description="In order of preference.")
+    augment: Literal["auto", "never"] = "auto"
+
+
+class Parallel(Declaration):
+    """How the model is spread. One rank runs on each node."""
+
+    tensor: int = Field(default=1, ge=1, le=64)
+    pipeline: int = Field(default=1, ge=1, le=64)
+
+    @property
+    def world_size(self) -> int:
+        return self.tensor * self.pipeline
+
+
+class Serve(Declaration):
+    """The engine's command line and environment."""
+
+    port: int = Field(default=8000, ge=1024, le=44000, description="Of the API on the head.")
+    served_name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$", description="Model id in /v1/models.")
+    max_model_len: int | None = Field(default=None, ge=1, description="Tokens; default: the model's own.")
+    gpu_memory_utilization: Literal["auto"] | Annotated[float, Field(gt=0.0, le=0.95)] = "auto"
+    args: tuple[Word, ...] = ()
+    env: dict[EnvName, Word] = Field(default_factory=dict)
+    start_timeout_seconds: int = Field(
+        default=5400, ge=10, description="First start on a GB10 may tune kernels for more than an hour."
+    )
+
+    @property
+    def rendezvous_port(self) -> int:
+        """Where the ranks meet (Ray's or torch's port on the head): 29500 for API port 8000, and never the same for
+        two deployments of one fleet, whose API ports differ."""
+        return self.port + 21500
+
+    @field_validator("args")
+    @classmethod
+    def _no_own_flags(cls, args: tuple[str, ...]) -> tuple[str, ...]:
+        for word in args:
+            flag = re.split("=", word, maxsplit=1)[0].replace("_", "-")
+            if flag in _OWN_FLAGS:
+                raise ValueError(f"{word!r} is set from `{_OWN_FLAGS[flag]}`; give it there, not in args")
+        return args
+
+
+class Benchmark(Declaration):
+    """Which profiles measure the deployment, in this order."""
+
+    profiles: tuple[Name, ...] = ()
+
+
+class Policy(Declaration):
+    """What happens by itself."""
+
+    on_failure: Literal["restore", "remove"] = "restore"
+    on_regression: Literal["report"] = "report"
+    redeploy_cron: Cron | None = Field(default=None, description="Five cron fields, UTC. Left out: no schedule.")
+
+
+class Deployment(Declaration):
+    """One model that should be served by one fleet."""
+
+    name: Name
+    fleet: Name
+    model: Model
+    image: Image
+    parallel: Parallel = Parallel()
+    backend: Literal["auto"] | Backend = "auto"
+    serve: Serve
+    benchmark: Benchmark = Benchmark()
+    policy: Policy = Policy()
