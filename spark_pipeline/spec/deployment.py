@@ -6,11 +6,18 @@ import re
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
-from spark_pipeline.spec.base import Declaration, Name
+from spark_pipeline.spec.base import Declaration, Matches, Name
+from spark_pipeline.spec.cron import check_cron
 
-Repo = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Repo = Annotated[
+    str,
+    Matches(
+        r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*",
+        "write the hub's organisation/name, such as Qwen/Qwen3.5-122B-A10B-FP8",
+    ),
+]
 
 
 def _no_parent(value: str) -> str:
@@ -20,10 +27,22 @@ def _no_parent(value: str) -> str:
 
 
 # A git branch, tag or commit. No leading dash, no `..`: the value travels into URLs and command lines.
-Revision = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"), AfterValidator(_no_parent)]
-ImageRef = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][A-Za-z0-9._:/-]*(@sha256:[0-9a-f]{64})?$")]
-EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Cron = Annotated[str, StringConstraints(pattern=r"^(\S+ ){4}\S+$")]
+Revision = Annotated[
+    str,
+    Matches(r"[A-Za-z0-9][A-Za-z0-9._/-]*", "write a branch, a tag or a commit of 40 hex digits, such as main"),
+    AfterValidator(_no_parent),
+]
+ImageRef = Annotated[
+    str,
+    Matches(
+        r"([A-Za-z0-9.-]+(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?",
+        "write an image as `docker pull` takes it, such as vllm-node:latest or name@sha256: and 64 hex digits",
+    ),
+]
+EnvName = Annotated[
+    str, Matches(r"[A-Za-z_][A-Za-z0-9_]*", "write the name of an environment variable, such as NCCL_DEBUG")
+]
+Cron = Annotated[str, AfterValidator(check_cron)]
 
 
 def _scalar_text(value: object) -> object:
@@ -70,9 +89,8 @@ class Model(Declaration):
 
     repo: Repo
     revision: Revision = Field(default="main", description="Branch, tag or commit; resolved to 40 hex once per run.")
-    hub_url: str | None = Field(
+    hub_url: Annotated[str, Matches(r"https?://[^\s@]+", "write http(s)://host without a login in it")] | None = Field(
         default=None,
-        pattern=r"^https?://[^\s@]+$",
         description="Hub to ask; default: the environment's HF_ENDPOINT, else the public hub. No credentials in it.",
     )
 
@@ -99,7 +117,9 @@ class Serve(Declaration):
     """The engine's command line and environment."""
 
     port: int = Field(default=8000, ge=1024, le=44000, description="Of the API on the head.")
-    served_name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]*$", description="Model id in /v1/models.")
+    served_name: Annotated[
+        str, Matches(r"[A-Za-z0-9][A-Za-z0-9._/:-]*", "write the model id that clients will name, such as qwen3.5-122b")
+    ] = Field(description="Model id in /v1/models.")
     max_model_len: int | None = Field(default=None, ge=1, description="Tokens; default: the model's own.")
     gpu_memory_utilization: Literal["auto"] | Annotated[float, Field(gt=0.0, le=0.95)] = "auto"
     args: tuple[Word, ...] = ()

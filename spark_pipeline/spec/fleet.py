@@ -7,12 +7,14 @@ from ipaddress import IPv4Address
 from pathlib import PurePosixPath
 from typing import Annotated, Self
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from spark_pipeline.spec.base import Declaration, Name
+from spark_pipeline.spec.base import Declaration, Matches, Name
 
-HostName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.:-]*$")]
-UserName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]*$")]
+HostName = Annotated[str, Matches(r"[A-Za-z0-9][A-Za-z0-9.:-]*", "write a host name or an address, without user@")]
+UserName = Annotated[
+    str, Matches(r"[a-z_][a-z0-9_-]*", "write a login of lower-case letters, digits, _ and -, such as aurora")
+]
 
 
 class Accelerator(StrEnum):

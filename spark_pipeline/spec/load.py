@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,19 +25,31 @@ def load(path: Path, kind: type[D]) -> D:
     try:
         text = path.read_text(encoding="utf-8")
         document = yaml.compose(text, Loader=yaml.SafeLoader)
+        if not isinstance(document, yaml.MappingNode):
+            raise DeclarationError(
+                f"{path}:1: must be a mapping of keys to values",
+                remedy=f"write one `key: value` a line; known keys: {', '.join(kind.model_fields)}",
+            )
+        _refuse_odd_keys(path, document, set())
+        content = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise DeclarationError(f"{path}:1: cannot be read", observed=str(error)) from error
+        raise DeclarationError(
+            f"{path}:1: cannot be read as UTF-8 text", observed=str(error), remedy="mend the file or its permissions"
+        ) from error
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise DeclarationError(f"{path}:{line}: not YAML: {error.problem}", remedy=f"mend line {line}") from error
-    if not isinstance(document, yaml.MappingNode):
-        raise DeclarationError(f"{path}:1: must be a mapping of keys to values", remedy=f"see docs for {kind.__name__}")
-    _refuse_repeated_keys(path, document)
+    except (yaml.YAMLError, ValueError) as error:  # a control character; a date that is none
+        raise DeclarationError(f"{path}:1: not YAML: {error}", remedy="mend the file") from error
     try:
-        return kind.model_validate(yaml.safe_load(text))
+        return kind.model_validate(content)
     except ValidationError as error:
-        lines = [_line(path, document, tuple(item["loc"]), item["msg"], item["type"], kind) for item in error.errors()]
-        raise DeclarationError("\n".join(dict.fromkeys(lines)), remedy="mend the lines named above") from error
+        problems: dict[str, dict[str, None]] = {}  # alternatives of one value stand on one line
+        for item in error.errors():
+            place, message = _explain(path, document, tuple(item["loc"]), item["msg"], item["type"], kind)
+            problems.setdefault(place, {})[message] = None
+        lines = [f"{place}: {'; or: '.join(messages)}" for place, messages in problems.items()]
+        raise DeclarationError("\n".join(lines), remedy="mend the lines named above") from error
 
 
 def line_of(path: Path, *where: str | int) -> int:
@@ -45,29 +58,33 @@ def line_of(path: Path, *where: str | int) -> int:
     return _find(document, where)[0]
 
 
-def _line(
+def _explain(
     path: Path,
     document: yaml.Node,
     loc: tuple[str | int, ...],
     message: str,
     kind_of_error: str,
     kind: type[Declaration],
-) -> str:
+) -> tuple[str, str]:
+    """'file:line: where' and what is wrong there."""
     line, depth = _find(document, loc)
-    where = ".".join(str(part) for part in loc[:depth]) or kind.__name__
-    message = message.removeprefix("Value error, ")
+    block = ".".join(str(part) for part in loc[:-1]) or kind.__name__
     if kind_of_error == "extra_forbidden":
-        message = f"unknown key {loc[-1]!r}"
-        where = ".".join(str(part) for part in loc[:-1]) or kind.__name__
-        message += _known_keys(kind, loc[:-1])
-    elif kind_of_error == "missing":
-        message = f"key {loc[-1]!r} is missing"
-        where = ".".join(str(part) for part in loc[:-1]) or kind.__name__
-    return f"{path}:{line}: {where}: {message}"
+        return f"{path}:{line}: {block}", _unknown(str(loc[-1]), _known_keys(kind, loc[:-1]))
+    if kind_of_error == "missing":
+        return f"{path}:{line}: {block}", f"key {loc[-1]!r} is missing: write `{loc[-1]}: ...`"
+    where = ".".join(str(part) for part in loc[:depth]) or kind.__name__
+    return f"{path}:{line}: {where}", message.removeprefix("Value error, ")
 
 
-def _known_keys(kind: type[Declaration], loc: tuple[str | int, ...]) -> str:
-    """' (known: a, b)' for the block at `loc`, following declarations only; '' where the way is not a declaration."""
+def _unknown(key: str, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    meant = f": write {close[0]!r}" if close else ""
+    return f"unknown key {key!r}{meant}" + (f" (known: {', '.join(known)})" if known else "")
+
+
+def _known_keys(kind: type[Declaration], loc: tuple[str | int, ...]) -> tuple[str, ...]:
+    """Keys of the block at `loc`, following declarations only; none where the way is not a declaration."""
     block: type[Declaration] = kind
     for part in loc:
         if isinstance(part, int):
@@ -76,9 +93,9 @@ def _known_keys(kind: type[Declaration], loc: tuple[str | int, ...]) -> str:
         inner = [annotation, *getattr(annotation, "__args__", ())]
         blocks = [item for item in inner if isinstance(item, type) and issubclass(item, Declaration)]
         if not blocks:
-            return ""
+            return ()
         block = blocks[0]
-    return f" (known: {', '.join(block.model_fields)})"
+    return tuple(block.model_fields)
 
 
 def _find(node: yaml.Node | None, loc: tuple[str | int, ...]) -> tuple[int, int]:
@@ -91,25 +108,30 @@ def _find(node: yaml.Node | None, loc: tuple[str | int, ...]) -> tuple[int, int]
                 break
             line, node = hit[0].start_mark.line + 1, hit[1]
         elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            node = node.value[part]
-            line = node.start_mark.line + 1
+            item = node.value[part]
+            line, node = item.start_mark.line + 1, item
         else:
             break
         depth += 1
     return line, depth
 
 
-def _refuse_repeated_keys(path: Path, node: yaml.Node) -> None:
-    """YAML lets a key stand twice and the last one win: two ports, and only one is true."""
+def _refuse_odd_keys(path: Path, node: yaml.Node, seen: set[int]) -> None:
+    """YAML lets a key stand twice and the last one win: two ports, and only one is true. It also lets a mapping be a
+    key, which is what `name: {{ name }}` of a template means."""
+    if id(node) in seen:  # an alias may contain itself
+        return
+    seen.add(id(node))
     if isinstance(node, yaml.MappingNode):
-        seen: set[object] = set()
+        keys: set[str] = set()
         for key, value in node.value:
-            if key.value in seen:
-                raise DeclarationError(
-                    f"{path}:{key.start_mark.line + 1}: key {key.value!r} stands twice", remedy="keep one of the two"
-                )
-            seen.add(key.value)
-            _refuse_repeated_keys(path, value)
+            line = 1 + (key.start_mark.line if key.start_mark else 0)
+            if not isinstance(key, yaml.ScalarNode):
+                raise DeclarationError(f"{path}:{line}: a key must be one word", remedy="put the value in quotes")
+            if key.value in keys:
+                raise DeclarationError(f"{path}:{line}: key {key.value!r} stands twice", remedy="keep one of the two")
+            keys.add(key.value)
+            _refuse_odd_keys(path, value, seen)
     elif isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            _refuse_repeated_keys(path, item)
+            _refuse_odd_keys(path, item, seen)

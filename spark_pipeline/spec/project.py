@@ -134,25 +134,28 @@ class Project:
                 )
 
     def _shared_ports(self) -> Iterator[str]:
-        taken: dict[tuple[str, int], str] = {}
+        """On one fleet every deployment needs two ports of the head for itself: the API's and the rendezvous'."""
+        taken: dict[tuple[str, int], tuple[str, str]] = {}
         for deployment in self.deployments.values():
-            place = (deployment.fleet, deployment.serve.port)
-            if place in taken:
-                file = self._file(deployment)
-                yield (
-                    f"{file}:{line_of(file, 'serve', 'port')}: port {place[1]} of fleet {place[0]} is also "
-                    f"{taken[place]}'s: write another port"
-                )
-            taken.setdefault(place, deployment.name)
+            serve = deployment.serve
+            for port, what in ((serve.port, "port"), (serve.rendezvous_port, "rendezvous port")):
+                owner, owners = taken.setdefault((deployment.fleet, port), (deployment.name, what))
+                if owner != deployment.name:
+                    file = self._file(deployment)
+                    yield (
+                        f"{file}:{line_of(file, 'serve', 'port')}: {what} {port} of fleet {deployment.fleet} is also "
+                        f"{owner}'s {owners}: write another port"
+                    )
 
 
 def _load_all(directory: Path, kind: type[D], problems: list[str]) -> dict[str, D]:
     loaded: dict[str, D] = {}
+    problems += [f"{path}:1: is not read: call it {path.stem}.yaml" for path in sorted(directory.glob("*.yml"))]
     for path in sorted(directory.glob("*.yaml")):
         try:
             declared = load(path, kind)
         except DeclarationError as error:
-            problems.append(error.what)
+            problems.append(": ".join(part for part in (error.what, error.observed) if part))
             continue
         if declared.name != path.stem:
             problems.append(
