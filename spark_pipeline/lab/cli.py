@@ -1,0 +1,66 @@
+"""`spark-pipeline lab up|down|status`: thin, facts on stdout, progress on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from spark_pipeline.errors import LabError
+from spark_pipeline.lab.lab import Lab
+from spark_pipeline.lab.packages import ensure_packages
+from spark_pipeline.lab.plan import MAX_NODES
+
+
+def _progress(line: str) -> None:
+    click.echo(line, err=True)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Errors of the lab are for the person who gets them: their text, status 1, no traceback."""
+    try:
+        yield
+    except LabError as error:
+        click.echo(str(error), err=True)
+        sys.exit(1)
+
+
+@click.group()
+def lab() -> None:
+    """A virtual fleet on this machine: real sshd, Docker Engines, hub and registry, no GPU."""
+
+
+@lab.command()
+@click.option("--nodes", type=click.IntRange(1, MAX_NODES), default=2, show_default=True, help="At least so many.")
+@click.option("--install", is_flag=True, help="Let apt-get install the programs that the lab lacks.")
+def up(nodes: int, install: bool) -> None:
+    """Start it, or mend what is not whole; does nothing when it is up."""
+    with _explained():
+        if install:
+            ensure_packages(_progress)
+        click.echo(Lab().up(nodes, _progress).to_text())
+
+
+@lab.command()
+@click.option("--purge", is_flag=True, help="Remove its cache too: roots, images, keys.")
+def down(purge: bool) -> None:
+    """End it; nothing of it stays but the cache."""
+    with _explained():
+        Lab().down(purge, _progress)
+    _progress("the lab is down")
+
+
+@lab.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def status(as_json: bool) -> None:
+    """Say what is up."""
+    with _explained():
+        found = Lab().status()
+    click.echo(found.to_json() if as_json else found.to_text())
+
+
+if __name__ == "__main__":
+    lab()
