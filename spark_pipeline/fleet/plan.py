@@ -9,13 +9,17 @@ from spark_pipeline.fleet.host import shell_text
 
 @dataclass(frozen=True)
 class Command:
-    """One command on one node, exactly as it will run."""
+    """One command on one node, exactly as it will run.
+
+    `shown`: the same command as a person would type it, where a word of it is a whole script.
+    """
 
     node: str
     argv: tuple[str, ...]
+    shown: str = ""
 
     def text(self) -> str:
-        return f"{self.node}$ {shell_text(self.argv)}"
+        return f"{self.node}$ {self.shown or shell_text(self.argv)}"
 
 
 @dataclass(frozen=True)

