@@ -1,4 +1,4 @@
-"""Long work tells where it stands: how much, how fast, how long still; never minutes of silence, never a line a second."""
+"""Long work tells where it stands: how much, how fast, how long still; no minutes of silence, no line a second."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def human_seconds(seconds: float) -> str:
 
 
 class Meter:
-    """Counts bytes of one piece of work and reports at most every `every_seconds`. Safe to feed from several threads."""
+    """Counts bytes of one piece of work and reports at most every `every_seconds`."""
 
     def __init__(self, what: str, total_bytes: int, progress: Progress, *, every_seconds: float = 5.0) -> None:
         self._what = what
