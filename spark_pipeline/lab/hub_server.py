@@ -111,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _route(self, body: bytes) -> None:
         url = urlsplit(self.path)
-        if url.path == "/healthz":
+        if url.path == "/":
             return self._send_json({"ok": True})
         if file := _FILE.fullmatch(url.path):
             return self._send_file(file["repo"], unquote(file["revision"]), unquote(file["path"]))
