@@ -1,0 +1,109 @@
+"""What engine an image has inside, asked of the image itself, once for each image."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+
+from spark_pipeline.errors import ImageError, StateError
+from spark_pipeline.fleet.docker import Docker, ImageFacts
+from spark_pipeline.fleet.host import Completed, Host
+from spark_pipeline.fleet.progress import Progress, heartbeat
+from spark_pipeline.image import probe_program
+from spark_pipeline.image.record import EngineFacts
+from spark_pipeline.spec import store
+
+# A cold 30 GB image on a slow disk: half a minute to its first Python line was seen, never more than one.
+_PROBE_SECONDS = 300
+LABEL = "spark_pipeline.probe"
+
+
+def probe_command(reference: str, container: str) -> tuple[str, ...]:
+    """`docker run` of the probe: the image's own entrypoint replaced, no GPU, no network, gone when it ends.
+
+    `-w /`: some images declare a work directory that is missing or not theirs. The entrypoint of a serving image may
+    start serving whatever it is given (shared/scenario.md), so it never runs.
+    """
+    program = Path(probe_program.__file__).read_text(encoding="utf-8")
+    return (
+        *("docker", "run", "--rm", "--pull", "never", "--network", "none", "--name", container),
+        *("--label", f"{LABEL}=1", "-w", "/", "--entrypoint", "python3", reference, "-c", program),
+    )
+
+
+def parse(text: str, *, reference: str, architecture: str) -> EngineFacts:
+    """The probe's answer out of all that the container printed.
+
+    Raises:
+        ImageError: no answer in it, or no vLLM in the image.
+    """
+    answers = [line for line in text.splitlines() if line.startswith(probe_program.MARKER)]
+    if not answers:
+        raise ImageError(
+            f"{reference} did not say what engine it has",
+            observed=text[-500:] or "it printed nothing",
+            remedy=f"docker run --rm -w / --entrypoint python3 {reference} -c 'print(1)' shows whether its Python works",
+        )
+    answer = json.loads(answers[-1].removeprefix(probe_program.MARKER))
+    if not answer.pop("vllm_found"):
+        raise ImageError(
+            f"{reference} has no vLLM",
+            observed=f"its python3 ({answer['python']}) finds no package vllm",
+            remedy="name an image with vLLM under image.candidates; the python3 on its PATH must be the one with vLLM",
+        )
+    answer["vllm"] = answer["vllm"] or "unknown"
+    return EngineFacts(**answer, architecture=architecture)
+
+
+def cached(directory: Path, fingerprint: str) -> EngineFacts | None:
+    """What is known of this image from before. An answer of another version of the probe counts as none."""
+    try:
+        return store.read(directory / f"{fingerprint}.json", EngineFacts)
+    except StateError:
+        return None
+
+
+def probe(host: Host, image: ImageFacts, reference: str, directory: Path, progress: Progress) -> EngineFacts:
+    """Ask the image on `host`, and write the answer to `directory`; an image that was asked before is not run again.
+
+    Args:
+        reference: what `docker run` is given on that host.
+        directory: data/state/images; one file a fingerprint.
+
+    Raises:
+        ImageError: no python3, or no vLLM in the image.
+        MachineError: the node could not be asked.
+    """
+    known = cached(directory, image.fingerprint)
+    if known is not None:
+        return known
+    container = f"sp-probe-{uuid.uuid4().hex[:12]}"
+    try:
+        with heartbeat(f"asking {image.reference} on {host.name} what engine it has", progress):
+            answer = host.run(probe_command(reference, container), timeout=_PROBE_SECONDS, check=False)
+    except BaseException:
+        # Ending `docker run` does not end its container.
+        Docker(host).remove([container])
+        raise
+    if answer.status != 0:
+        raise _refused(host, image, answer)
+    facts = parse(answer.stdout, reference=image.reference, architecture=image.architecture)
+    store.write(directory / f"{image.fingerprint}.json", facts)
+    return facts
+
+
+def _refused(host: Host, image: ImageFacts, answer: Completed) -> ImageError:
+    said = (answer.stderr or answer.stdout).strip()[-800:]
+    if answer.status == 127 or "executable file not found" in said:
+        remedy = "name an image with python3 on its PATH under image.candidates: vLLM needs one"
+    elif "exec format error" in said:
+        remedy = f"this is an {image.architecture} image: name one for the architecture of {host.name}"
+    else:
+        remedy = f"docker run --rm -w / --entrypoint python3 {image.reference} -c 'print(1)' on {host.name} shows it again"
+    return ImageError(
+        f"{image.reference} could not be asked what engine it has",
+        node=host.name,
+        observed=f"status {answer.status}: {said or 'it printed nothing'}",
+        remedy=remedy,
+    )

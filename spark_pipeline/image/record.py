@@ -1,0 +1,66 @@
+"""What the image stage writes down, and what later stages read."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from spark_pipeline.errors import StateError
+from spark_pipeline.fleet.session import Session
+from spark_pipeline.spec import store
+from spark_pipeline.spec.base import Record
+
+
+class EngineFacts(Record):
+    """What an image has inside, asked of the image itself. Versions as the distributions declare them.
+
+    Args:
+        supports_nnodes: vLLM can span nodes without Ray (`--nnodes`, since 0.11.1).
+        architecture: Docker's name: 'arm64', 'amd64'.
+    """
+
+    vllm: str
+    ray: str | None
+    python: str
+    torch: str | None
+    transformers: str | None
+    supports_nnodes: bool
+    architecture: str
+
+
+class ImageRecord(Record):
+    """The image that every node of a deployment was proven to hold.
+
+    Args:
+        reference: what `docker run` is given, with `--pull never`: a tag of the pipeline's own, made of the
+            fingerprint, so that it cannot move (docs/decisions/0020-image-identity.md).
+        declared: the candidate it came from, as declared.
+        digest: of the registry's manifest; None for an image that no registry was asked about.
+        fingerprint: 64 hex digits over platform, layers and configuration: equal on every node.
+        size_bytes: unpacked.
+    """
+
+    reference: str
+    declared: str
+    digest: str | None
+    fingerprint: str
+    size_bytes: int
+    engine: EngineFacts
+    run_id: str
+    verified_at: datetime
+
+
+def read_record(session: Session) -> ImageRecord:
+    """The deployment's image.
+
+    Raises:
+        StateError: no image was brought to the nodes yet.
+    """
+    path = session.state_dir / "image.json"
+    record = store.read(path, ImageRecord)
+    if record is None:
+        raise StateError(
+            f"no image is recorded for {session.deployment.name}",
+            observed=f"{path} does not exist",
+            remedy=f"materialize {session.deployment.name}/vllm_image first",
+        )
+    return record
