@@ -13,7 +13,7 @@ from spark_pipeline.fleet.execution import END_SESSION, Order, Process, cancelle
 from spark_pipeline.fleet.host import Completed, Words
 
 _FILE_SECONDS = 60.0
-# $1 path, $2 mode, $3 size. The size tells a whole file from one whose sender died; the rename makes it visible at once.
+# $1 path, $2 mode, $3 size. The size tells a whole file from one whose sender died; renaming shows it all at once.
 _PUT = r"""
 set -e
 mkdir -p -- "$(dirname -- "$1")"
