@@ -1,0 +1,46 @@
+"""What the lab's hub and its head's Docker hold when somebody starts to use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_pipeline.lab.hub_store import move_branch, publish, read_refs
+from spark_pipeline.lab.images import ImageTag, engine_image
+from spark_pipeline.lab.lab import Lab
+from spark_pipeline.lab.progress import Say
+from spark_pipeline.lab.tiny_models import TINY, TINY_QWEN35, tiny_files, tiny_qwen35_files
+
+MODELS: dict[str, Callable[[int], dict[str, bytes]]] = {TINY: tiny_files, TINY_QWEN35: tiny_qwen35_files}
+REVISIONS = (1, 2)
+
+
+@dataclass(frozen=True)
+class Published:
+    """The commits of one repository, oldest first; branch main may point to any of them."""
+
+    repo: str
+    commits: tuple[str, ...]
+
+
+def prepare_hub(root: Path, progress: Say) -> tuple[Published, ...]:
+    """Publish two revisions of each tiny model. Branch main starts at the first and is never moved back."""
+    found: list[Published] = []
+    for repo, files in MODELS.items():
+        commits = tuple(publish(root, repo, files(revision), branch=None) for revision in REVISIONS)
+        if "main" not in read_refs(root, repo):
+            move_branch(root, repo, "main", commits[0])
+            progress(f"hub: {repo} published in {len(commits)} revisions, main is {commits[0][:12]}")
+        found.append(Published(repo, commits))
+    return tuple(found)
+
+
+def prepare(lab: Lab, progress: Say) -> ImageTag:
+    """Everything the main journey needs: models on the hub, vLLM on the head. Under a second when it is there.
+
+    Raises:
+        LabError: the lab is not up, or the image cannot be built.
+    """
+    prepare_hub(lab.paths.hub, progress)
+    return engine_image(lab, progress)

