@@ -68,6 +68,7 @@ class NodeFacts:
     """One machine.
 
     Args:
+        machine_id: of systemd, None where there is none.
         architecture: of the kernel: 'aarch64', 'x86_64'.
         weights_free_bytes: on the file system of the weights directory, or of its nearest parent that exists.
         docker_root: where the engine keeps images; None, as the two that follow, when it cannot be used.
@@ -80,7 +81,7 @@ class NodeFacts:
 
     node: str
     hostname: str
-    machine_id: str
+    machine_id: str | None
     architecture: str
     kernel: str
     cores: int
@@ -163,7 +164,7 @@ def _facts(node: str, sections: dict[str, list[str]]) -> NodeFacts:
     return NodeFacts(
         node=node,
         hostname=sections["hostname"][0],
-        machine_id=sections["machine_id"][0],
+        machine_id=machine_id if (machine_id := sections["machine_id"][0]) != "?" else None,
         architecture=sections["architecture"][0],
         kernel=sections["kernel"][0],
         cores=int(sections["cores"][0]),

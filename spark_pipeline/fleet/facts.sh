@@ -18,11 +18,11 @@ section cores; nproc
 section memory; grep -E '^(MemTotal|MemAvailable):' /proc/meminfo
 section weights_free; free "$1"
 section docker
-if root=$(docker info --format '{{.ServerVersion}} {{.DockerRootDir}}' 2>&1); then
-    printf '%s\n' "$root"
-    section docker_free; free "${root#* }"
+if docker=$(docker info --format '{{.ServerVersion}} {{.DockerRootDir}}' 2>/dev/null) && [ -n "${docker#* }" ]; then
+    printf '%s\n' "$docker"
+    section docker_free; free "${docker#* }"
 else
-    section docker_problem; printf '%s\n' "$root" | tail -n 3
+    section docker_problem; { docker info >/dev/null; } 2>&1 | tail -n 3
 fi
 section addresses; ip -o -4 addr show 2>/dev/null
 section links
@@ -35,13 +35,14 @@ for device in /sys/class/infiniband/*; do
         [ -e "$port/state" ] || continue
         for attribute in "$port"/gid_attrs/ndevs/*; do
             index=${attribute##*/}
-            netdev=$(cat "$attribute" 2>/dev/null) || continue  # an unused index cannot be read
+            { read -r netdev <"$attribute"; } 2>/dev/null || continue  # an unused index cannot be read
             printf '%s %s %s|%s|%s|%s|%s\n' "${device##*/}" "${port##*/}" "$index" "$netdev" \
                 "$(first "$port/state")" "$(first "$port/gids/$index")" "$(first "$port/gid_attrs/types/$index")"
         done
     done
 done
-section gpu; nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null
+section gpu
+gpu=$(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2>/dev/null) && printf '%s\n' "$gpu"
 section python; python3 -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null
 section rsync; command -v rsync
 section user; id -un; id -u; id -g
