@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from spark_pipeline.errors import LabError
@@ -30,7 +31,7 @@ def run(
     argv: Sequence[str],
     *,
     timeout_s: float = 30,
-    input: str | None = None,  # noqa: A002 - the name that subprocess uses
+    input: str | None = None,
     check: bool = True,
     extra_environment: Mapping[str, str] | None = None,
     cwd: Path | None = None,
@@ -75,8 +76,6 @@ def run(
 
 def _end_group(process: subprocess.Popen[str]) -> None:
     """Kill the group of a command that is still our child, then read it out."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.communicate()

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from spark_pipeline.errors import LabError
@@ -32,12 +33,12 @@ def _silent(_: str) -> None:
     """Progress for callers who want none."""
 
 
+@dataclass(frozen=True)
 class Lab:
-    """A virtual fleet on this machine. Objects are cheap and hold no state: two of them are the same lab."""
+    """A virtual fleet on this machine. Objects are cheap and hold no state: two equal ones are the same lab."""
 
-    def __init__(self, plan: LabPlan | None = None, paths: LabPaths | None = None) -> None:
-        self.plan = plan or LabPlan()
-        self.paths = paths or LabPaths.default()
+    plan: LabPlan = field(default_factory=LabPlan)
+    paths: LabPaths = field(default_factory=LabPaths.default)
 
     def up(self, nodes: int = 2, progress: Say = _silent) -> LabStatus:
         """Bring up at least the first `nodes` nodes, the hub and the registry; whatever is whole is left alone.
@@ -100,7 +101,7 @@ class Lab:
         name: str,
         argv: Sequence[str],
         *,
-        input: str | None = None,  # noqa: A002 - the name that subprocess uses
+        input: str | None = None,
         timeout: float = 60,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on a node as root, past sshd; its status is in the answer, whatever it is.

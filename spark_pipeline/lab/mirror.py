@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import platform
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def machine_sources(etc_apt: Path = Path("/etc/apt")) -> tuple[AptSource, ...]:
     return tuple(found)
 
 
-def find_mirror(etc_apt: Path = Path("/etc/apt"), os_release: Path = Path("/etc/os-release")) -> str:
+def find_mirror(etc_apt: Path = Path("/etc/apt"), release: Mapping[str, str] | None = None) -> str:
     """The mirror to give to debootstrap.
 
     Raises:
@@ -79,10 +80,10 @@ def find_mirror(etc_apt: Path = Path("/etc/apt"), os_release: Path = Path("/etc/
     """
     if override := os.environ.get(OVERRIDE):
         return override
-    release = dict(line.partition("=")[::2] for line in os_release.read_text().splitlines() if "=" in line)
-    codename = release.get("VERSION_CODENAME", "").strip('"')
+    release = platform.freedesktop_os_release() if release is None else release
+    codename = release.get("VERSION_CODENAME", "")
     uri = debian_mirror(machine_sources(etc_apt), (codename, "stable", "testing", "unstable", "sid", "oldstable"))
-    if uri and release.get("ID", "").strip('"') == "debian":
+    if uri and release.get("ID") == "debian":
         return _first_of_list(uri)
     raise LabError(
         "no Debian mirror is known to this machine's apt, and the nodes' root file system comes from one",

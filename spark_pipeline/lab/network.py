@@ -1,9 +1,9 @@
 """Links of the virtual fleet: a management bridge with the head alone on it, and a fabric the host cannot reach.
 
-    host ── labmgmt 10.77.0.1 ── enP7s7 10.77.0.10 head
-                                        head  enp1s0f1np1   192.168.200.12 ─┐ fabric0, in its
-                                        peer  enp1s0f1np1   192.168.200.13 ─┘ own namespace
-                                        ...   enP2p1s0f1np1 192.168.201.x  ── fabric1, the twin
+host   labmgmt 10.77.0.1 ─── enP7s7 10.77.0.10 head
+head   enp1s0f1np1   192.168.200.12 ─┬─ fabric0, a bridge in a namespace of its own
+peer   enp1s0f1np1   192.168.200.13 ─┘
+each   enP2p1s0f1np1 192.168.201.x  ─── fabric1, the twin
 """
 
 from __future__ import annotations
@@ -42,16 +42,18 @@ def processes_in(namespace: str) -> tuple[int, ...]:
 
 
 def ensure_bridges(plan: LabPlan) -> None:
-    """Management bridge on the host, fabric bridges in their namespace."""
+    """Management bridge on the host, fabric bridges in their namespace; what an interrupted `up` began is completed."""
     if plan.bridge not in links():
-        _ip("link", "add", plan.bridge, "type", "bridge")
-        _ip("addr", "add", f"{plan.host_address}/{plan.management.prefixlen}", "dev", plan.bridge)
+        # An address of its own: otherwise a bridge takes one of its ports', and changes it under its neighbours.
+        _ip("link", "add", plan.bridge, "address", _mac(plan.host_address), "type", "bridge")
+    _ip("addr", "replace", f"{plan.host_address}/{plan.management.prefixlen}", "dev", plan.bridge)
     _ip("link", "set", plan.bridge, "up")
     if plan.fabric_namespace not in namespaces():
         _ip("netns", "add", plan.fabric_namespace)
-        for bridge in ("fabric0", "fabric1"):
-            _ip_in(plan.fabric_namespace, "link", "add", bridge, "mtu", str(MTU), "type", "bridge")
-            _ip_in(plan.fabric_namespace, "link", "set", bridge, "up")
+    for bridge in ("fabric0", "fabric1"):
+        if run(["ip", "-n", plan.fabric_namespace, "link", "show", bridge], check=False).returncode != 0:
+            _ip_in(plan.fabric_namespace, "link", "add", bridge, "type", "bridge")
+        _ip_in(plan.fabric_namespace, "link", "set", bridge, "mtu", str(MTU), "up")
 
 
 def attach(plan: LabPlan, node: NodePlan) -> None:
@@ -100,7 +102,17 @@ def _delete_namespace(name: str) -> None:
         (NAMESPACES / name).unlink(missing_ok=True)
 
 
+def _mac(address: IPv4Address) -> str:
+    """A hardware address that follows from the IP address.
+
+    A restarted node has the one it had, as a real machine does. With a new one its neighbours send to the old one
+    until their caches expire: half a minute of time-outs.
+    """
+    return ":".join(f"{byte:02x}" for byte in (0x02, 0x5A, *address.packed))
+
+
 def _address(node: NodePlan, interface: str, address: IPv4Address, network: IPv4Network) -> None:
+    _ip_in(node.namespace, "link", "set", interface, "address", _mac(address))
     _ip_in(node.namespace, "addr", "add", f"{address}/{network.prefixlen}", "dev", interface)
     _ip_in(node.namespace, "link", "set", interface, "up")
 

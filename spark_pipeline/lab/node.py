@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -17,11 +14,15 @@ from spark_pipeline.lab import cgroups, keys, network
 from spark_pipeline.lab.commands import run
 from spark_pipeline.lab.paths import LabPaths
 from spark_pipeline.lab.plan import LabPlan, NodePlan
+from spark_pipeline.lab.probes import engine_version, ssh_greets
 from spark_pipeline.lab.processes import ProcessId, identify, read_pid_file, start_detached, tail
 from spark_pipeline.lab.status import NodeStatus
 
 READY_LIMIT_S = 60
 _HERE = Path(__file__).parent
+# Nothing of the caller's environment on a node: a proxy would change what dockerd does, a token has no business there.
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_CLEAN_ENVIRONMENT = ("env", "-i", "HOME=/root", "LANG=C.UTF-8", f"PATH={_PATH}")
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,8 @@ class Node:
         enter = ["nsenter", f"--net={network.NAMESPACES / self.plan.namespace}"]
         unshare = ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]
         words = [self.plan.name, str(root), str(services), self.plan.cgroup, str(self.lab.management)]
-        start_detached(
-            [*enter, *unshare, "/bin/sh", str(script), *words], pid_file=self.pid_file, log=self.log, cwd=self.disk
-        )
+        init = [*_CLEAN_ENVIRONMENT, "/bin/sh", str(script), *words]
+        start_detached([*enter, *unshare, *init], pid_file=self.pid_file, log=self.log, cwd=self.disk)
 
     def _prepare_disk(self, root: Path, names: Sequence[NodePlan]) -> None:
         made_from = self.disk / "root"
@@ -81,6 +81,7 @@ class Node:
             self.wipe()  # the upper half of an overlay means nothing over another lower half
         for part in ("upper", "work", "merged", "docker"):
             (self.disk / part).mkdir(parents=True, exist_ok=True)
+        (self.disk / "upper").chmod(0o755)  # it becomes the node's /, which user spark must pass under any umask
         made_from.write_text(str(root))
         seed = self.disk / "seed"
         shutil.rmtree(seed, ignore_errors=True)
@@ -149,7 +150,7 @@ class Node:
         self,
         argv: Sequence[str],
         *,
-        input: str | None = None,  # noqa: A002 - the name that subprocess uses
+        input: str | None = None,
         timeout: float,
         check: bool = False,
     ) -> subprocess.CompletedProcess[str]:
@@ -162,8 +163,7 @@ class Node:
         if init is None:
             raise LabError("the node does not run", node=self.plan.name, remedy="spark-pipeline lab up")
         enter = ["nsenter", f"--target={init.pid}", "--mount", "--uts", "--ipc", "--net", "--pid"]
-        clean = ["env", "-i", "HOME=/root", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
-        return run([*enter, *clean, "LANG=C.UTF-8", *argv], input=input, timeout_s=timeout, check=check)
+        return run([*enter, *_CLEAN_ENVIRONMENT, *argv], input=input, timeout_s=timeout, check=check)
 
     def status(self) -> NodeStatus:
         """Ask the node's first process, sshd and engine; a few milliseconds."""
@@ -193,45 +193,12 @@ class Node:
     def _ssh_answers(self) -> bool:
         """Whether sshd sends its greeting: the head's over the management bridge, a peer's on the peer itself."""
         if self.plan.management:
-            return _greets(str(self.plan.management))
+            return ssh_greets(str(self.plan.management))
         ask = 'exec 3<>"/dev/tcp/$0/22" && read -r -t 2 line <&3 && case "$line" in SSH-2.0-*) exit 0;; esac; exit 1'
         try:
             return self.run(["bash", "-c", ask, str(self.plan.fabric)], timeout=5).returncode == 0
         except LabError:
             return False
-
-
-def _greets(host: str) -> bool:
-    try:
-        with socket.create_connection((host, 22), timeout=2) as connection:
-            return connection.recv(8) == b"SSH-2.0-"
-    except OSError:
-        return False
-
-
-class _EngineConnection(http.client.HTTPConnection):
-    """HTTP over the engine's socket."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__("docker", timeout=3)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
-
-
-def engine_version(init: ProcessId) -> str | None:
-    """The version of a node's engine, None while it does not answer. Its socket is seen through /proc."""
-    connection = _EngineConnection(f"/proc/{init.pid}/root/run/docker.sock")
-    try:
-        connection.request("GET", "/version")
-        return str(json.load(connection.getresponse())["Version"])
-    except (OSError, http.client.HTTPException, ValueError, KeyError):
-        return None
-    finally:
-        connection.close()
 
 
 def hosts_file(own: NodePlan, names: Sequence[NodePlan]) -> str:
@@ -244,5 +211,3 @@ def hosts_file(own: NodePlan, names: Sequence[NodePlan]) -> str:
 def every_node(lab: LabPlan, paths: LabPaths) -> tuple[Node, ...]:
     """Every node a lab could have."""
     return tuple(Node(plan, lab, paths) for plan in lab.every())
-
-

@@ -3,10 +3,11 @@
 # Arguments: NAME ROOT SERVICES CGROUP INSECURE_REGISTRY
 # It runs in fresh mount, UTS, IPC and PID namespaces, inside the node's network namespace, in the folder of its disk.
 set -eu
+umask 022 # of the node, not of who called `up`
 name=$1 root=$2 services=$3
 
 mount --make-rprivate /
-mount -t overlay "$name" -o "lowerdir=$root,upperdir=upper,workdir=work" merged
+mount -t overlay "$name" -o "index=off,lowerdir=$root,upperdir=upper,workdir=work" merged
 # A plain folder: overlay2, the engine's storage driver, cannot sit on an overlay.
 mkdir -p merged/var/lib/docker
 mount --bind docker merged/var/lib/docker

@@ -3,7 +3,6 @@
 # Arguments: CGROUP INSECURE_REGISTRY
 set -eu
 cgroup=$1 registry=$2
-export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8
 
 cp /run/seed/hostname /etc/hostname
 cp /run/seed/hosts /etc/hosts

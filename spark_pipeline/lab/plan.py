@@ -8,6 +8,10 @@ from ipaddress import IPv4Address, IPv4Network
 MAX_NODES = 8
 MTU = 9000  # on both ends of every fabric link: with 9000 on one end only, ping works and ssh dies in key exchange
 
+_MANAGEMENT = IPv4Network("10.77.0.0/24")
+_FABRIC = IPv4Network("192.168.200.0/24")
+_FABRIC_TWIN = IPv4Network("192.168.201.0/24")
+
 
 @dataclass(frozen=True)
 class NodePlan:
@@ -30,9 +34,9 @@ class LabPlan:
     """
 
     prefix: str = "lab"
-    management: IPv4Network = IPv4Network("10.77.0.0/24")
-    fabric: IPv4Network = IPv4Network("192.168.200.0/24")
-    fabric_twin: IPv4Network = IPv4Network("192.168.201.0/24")
+    management: IPv4Network = _MANAGEMENT
+    fabric: IPv4Network = _FABRIC
+    fabric_twin: IPv4Network = _FABRIC_TWIN
     hub_port: int = 8090
     registry_port: int = 5000
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 Say = Callable[[str], None]
 
@@ -16,17 +17,17 @@ def with_elapsed_time(say: Say) -> Say:
     return lambda line: say(f"[{time.monotonic() - started:6.1f} s] {line}")
 
 
+@dataclass
 class Heartbeat:
     """What a long step is doing right now; the step writes `doing`, the beat reads it."""
 
-    def __init__(self, doing: str) -> None:
-        self.doing = doing
+    doing: str = ""
 
 
 @contextmanager
 def heartbeat(say: Say, step: str, every_s: float = 5.0) -> Iterator[Heartbeat]:
     """Say every few seconds that `step` goes on, and with what."""
-    beat = Heartbeat("")
+    beat = Heartbeat()
     ended = threading.Event()
     started = time.monotonic()
 

@@ -12,8 +12,10 @@ from spark_pipeline.lab.commands import run
 from spark_pipeline.lab.packages import REGISTRY_PACKAGE, Tool, missing_tools, registry_program
 from spark_pipeline.lab.paths import LabPaths
 
-# Root 0.6 GB, engine image 3.7 GB on each of two nodes and once in the registry, its build.
-FREE_DISK_GB = 20
+# First time: root 0.6 GB, engine image 3.7 GB on each of two nodes and once in the registry, its build.
+FREE_DISK_FIRST_GB = 20
+# Later most of that is there already.
+FREE_DISK_GB = 4
 # Two engines of a tiny model, two dockerd, Ray.
 FREE_MEMORY_GB = 6
 
@@ -40,6 +42,7 @@ class Machine:
     kernel_refusal: str  # empty: namespaces, links and overlays can be made
     cgroups: bool
     free_disk_gb: float
+    needed_disk_gb: float
     free_memory_gb: float
     folder: Path
 
@@ -63,6 +66,7 @@ def observe(paths: LabPaths) -> Machine:
         registry=registry_program(paths).exists(),
         kernel_refusal="" if not root or missing else _kernel_refusal(paths),
         cgroups=Path("/sys/fs/cgroup").is_dir() and os.path.ismount("/sys/fs/cgroup"),
+        needed_disk_gb=FREE_DISK_GB if any(paths.nodes.glob("*/docker")) else FREE_DISK_FIRST_GB,
         free_disk_gb=shutil.disk_usage(paths.own).free / 1e9,
         free_memory_gb=_available_memory_bytes() / 1e9,
         folder=paths.own,
@@ -85,8 +89,8 @@ def lacks(machine: Machine) -> tuple[Lack, ...]:
         found.append(Lack(f"the kernel refuses what a node is made of: {machine.kernel_refusal}", remedy))
     if not machine.cgroups:
         found.append(Lack("/sys/fs/cgroup is not mounted: containers need it", "mount it, as every init system does"))
-    if machine.free_disk_gb < FREE_DISK_GB:
-        what = f"{machine.free_disk_gb:.1f} GB free at {machine.folder}, {FREE_DISK_GB} GB are needed"
+    if machine.free_disk_gb < machine.needed_disk_gb:
+        what = f"{machine.free_disk_gb:.1f} GB free at {machine.folder}, {machine.needed_disk_gb} GB are needed"
         found.append(Lack(what, "free some, or set XDG_CACHE_HOME to a larger disk"))
     if machine.free_memory_gb < FREE_MEMORY_GB:
         what = f"{machine.free_memory_gb:.1f} GB of memory available, {FREE_MEMORY_GB} GB are needed"

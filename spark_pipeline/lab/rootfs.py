@@ -116,6 +116,7 @@ def _make(recipe: Recipe, target: Path, say: Say) -> None:
     mirror = find_mirror()
     say(f"root file system of {recipe.name}: debootstrap of {len(recipe.packages)} packages from {mirror}")
     target.mkdir(parents=True)
+    target.chmod(0o755)
     command = ["debootstrap", "--variant=minbase", f"--include={','.join(sorted(recipe.packages))}"]
     _contained([*command, SUITE, str(target), mirror], say, f"root file system of {recipe.name}")
     # debootstrap copies these two from the machine it runs on.

@@ -90,9 +90,9 @@ class Service:
 
     def stop(self) -> None:
         """End it and wait until it is gone."""
-        if process := read_pid_file(self.pid_file):
-            if not process.end(wait_s=5):
-                raise LabError(f"the {self.name} does not end", observed=f"pid {process.pid}")
+        process = read_pid_file(self.pid_file)
+        if process and not process.end(wait_s=5):
+            raise LabError(f"the {self.name} does not end", observed=f"pid {process.pid}")
         self.pid_file.unlink(missing_ok=True)
 
 
@@ -117,6 +117,4 @@ def prepare(plan: LabPlan, paths: LabPaths) -> None:
     paths.hub.mkdir(parents=True, exist_ok=True)
     paths.registry.mkdir(parents=True, exist_ok=True)
     paths.run.mkdir(parents=True, exist_ok=True)
-    _registry_config(paths).write_text(
-        _REGISTRY_CONFIG.format(folder=paths.registry, address=plan.registry_address)
-    )
+    _registry_config(paths).write_text(_REGISTRY_CONFIG.format(folder=paths.registry, address=plan.registry_address))
