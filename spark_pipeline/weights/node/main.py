@@ -1,0 +1,55 @@
+"""Reads one request from standard input, does it, writes events; the last one is `result` or `problem`."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import sys
+
+from spark_pipeline.weights.node.download import download
+from spark_pipeline.weights.node.layout import Model
+from spark_pipeline.weights.node.messages import Problem, Report, Request, emit
+from spark_pipeline.weights.node.serve import say_done, serve
+from spark_pipeline.weights.node.verify import give_back_all, only_one, seal, verify
+
+
+def main() -> int:
+    try:
+        report = perform(Request.from_json(sys.stdin.buffer.read()))
+    except Problem as problem:
+        emit("problem", kind=problem.kind, what=problem.what, observed=problem.observed)
+        return 1
+    except OSError as error:
+        kinds = {errno.ENOSPC: "space", errno.EDQUOT: "space"}
+        observed = f"{error.strerror}: {error.filename}" if error.filename else str(error)
+        emit("problem", kind=kinds.get(error.errno or 0, "files"), what="the model's directory", observed=observed)
+        return 1
+    emit("result", **dataclasses.asdict(report))
+    return 0
+
+
+def perform(request: Request) -> Report:
+    """inspect: look, change nothing. verify, download, seal: one program at a time. serve: hand files to a peer."""
+    model = Model(request)
+    report = model.survey(rehash=request.rehash)
+    if request.operation == "inspect":
+        return report
+    if report.obstacle:
+        raise Problem("files", "something stands where the model should lie", report.obstacle)
+    if request.operation == "serve" and request.source:
+        return serve(model, request.listen_on, request.source.token)
+    with only_one(model):
+        model = Model(request)  # what another run has proven while this one waited
+        if request.operation == "verify":
+            return verify(model, request.rehash)
+        if request.operation == "seal":
+            sealed = seal(model, request)
+            give_back_all(model)
+            return sealed
+        if request.operation == "download" and request.source:
+            try:
+                return download(model, request.source)
+            finally:
+                if request.listen_on:
+                    say_done(request.source)
+    raise Problem("request", f"no operation {request.operation!r}")

@@ -1,0 +1,165 @@
+"""Reading every byte: digests with all cores, what is wrong set aside, the marker written last."""
+
+from __future__ import annotations
+
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from io import FileIO
+from typing import Any
+
+from spark_pipeline.weights.node.layout import Model, write_json
+from spark_pipeline.weights.node.messages import BadFile, Counter, Problem, Report, Request, WantedFile, emit
+
+BLOCK_BYTES = 4 << 20
+# On unified memory the page cache of 120 GB of weights starves the GPU: it is given back while we go, not at the end.
+WINDOW_BYTES = 256 << 20
+
+
+def new_digest(file: WantedFile) -> Any:
+    if file.algorithm == "sha256":
+        return hashlib.sha256()
+    # git's blob id, which is all that a hub tells about small files; not used against forgery
+    return hashlib.sha1(b"blob %d\0" % file.size_bytes, usedforsecurity=False)
+
+
+def give_back(stream: FileIO) -> None:
+    """Let the kernel forget the file's pages; they must be clean for that, so call it after fsync. Needs no root."""
+    os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def feed(stream: FileIO, digest: Any, counter: Counter | None = None) -> None:
+    """Read the rest of `stream` into `digest`. Reading and digesting release the interpreter lock: threads scale."""
+    buffer = memoryview(bytearray(BLOCK_BYTES))
+    in_window = 0
+    while count := stream.readinto(buffer):
+        digest.update(buffer[:count])
+        if counter:
+            counter.add(count)
+        in_window += count
+        if in_window >= WINDOW_BYTES:
+            in_window = 0
+            give_back(stream)
+
+
+@contextmanager
+def only_one(model: Model) -> Iterator[None]:
+    """One program at a time works on a model's directory; the second waits, and finds the first one's work done."""
+    model.state.mkdir(parents=True, exist_ok=True)
+    with (model.state / "lock").open("w") as lock:
+        waiting = False
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not waiting:
+                    emit("note", text=f"another run works on {model.directory}; waiting for it")
+                waiting = True
+                emit("progress", bytes=0)
+                time.sleep(1)
+        yield
+
+
+def verify(model: Model, rehash: bool) -> Report:
+    """Digest what is not proven (everything with `rehash`); move away what is not as it should be."""
+    by_path = {file.path: file for file in model.files}
+    before = model.survey(rehash=rehash)
+    if before.absent or before.bad:
+        model.marker.unlink(missing_ok=True)
+    for bad in before.bad:
+        model.set_aside(by_path[bad.path], model.directory / bad.path)
+    # The longest first: one file is one thread's work, and the last to end should be a short one.
+    files = sorted((by_path[path] for path in before.unproven), key=lambda file: -file.size_bytes)
+    with Counter() as counter, ThreadPoolExecutor(os.cpu_count()) as pool:
+        wrong = [bad for bad in pool.map(lambda file: _prove(model, file, counter), files) if bad]
+    after = model.survey(set_aside=(*before.bad, *wrong))
+    return dataclasses.replace(after, hashed_files=len(files), hashed_bytes=counter.bytes)
+
+
+def _prove(model: Model, file: WantedFile, counter: Counter) -> BadFile | None:
+    path = model.path(file)
+    digest = new_digest(file)
+    with path.open("rb", buffering=0) as stream:
+        status = os.fstat(stream.fileno())
+        feed(stream, digest, counter)
+        # rsync leaves the bytes to the kernel; a proof must not outlive a power cut that the bytes do not.
+        os.fsync(stream.fileno())
+        give_back(stream)
+    if digest.hexdigest() != file.digest:
+        model.set_aside(file, path)
+        return BadFile(file.path, f"{file.algorithm} {file.digest}", f"{file.algorithm} {digest.hexdigest()}")
+    model.proofs.add(file, status)
+    return None
+
+
+def seal(model: Model, request: Request) -> Report:
+    """Write the marker, if every file is proven and the model hangs together."""
+    report = model.survey()
+    unfinished = [*(file.path for file in report.absent), *report.unproven, *(bad.path for bad in report.bad)]
+    if unfinished or report.obstacle:
+        raise Problem("bytes", "files changed while they were being proven", report.obstacle or ", ".join(unfinished))
+    _check_indexes(model)
+    for file in model.files:
+        if file.path.endswith(".safetensors"):
+            _check_header(model, file)
+    write_json(
+        model.marker,
+        {
+            "repo": request.repo,
+            "commit": request.commit,
+            "manifest_sha256": request.manifest_sha256,
+            "sealed_at": time.time(),
+            "files": [dataclasses.asdict(file) for file in model.files],
+        },
+    )
+    return dataclasses.replace(report, sealed=request.manifest_sha256)
+
+
+def give_back_all(model: Model) -> None:
+    """After copying: the kernel may forget the pages that rsync read or wrote."""
+    for file in model.files:
+        with model.path(file).open("rb", buffering=0) as stream:
+            give_back(stream)
+
+
+def _check_indexes(model: Model) -> None:
+    """What an index names must be in the manifest: an engine would find out only after loading all the rest."""
+    listed = {file.path for file in model.files}
+    for file in model.files:
+        if not file.path.endswith(".safetensors.index.json"):
+            continue
+        folder = file.path.rpartition("/")[0]
+        try:
+            shards = set(json.loads(model.path(file).read_bytes())["weight_map"].values())
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise Problem("model", f"{file.path} is not an index of shards", repr(error)) from error
+        if missing := sorted(shard for shard in shards if (f"{folder}/{shard}" if folder else shard) not in listed):
+            raise Problem(
+                "model", f"{file.path} names shards that this revision does not have", ", ".join(map(str, missing))
+            )
+
+
+def _check_header(model: Model, file: WantedFile) -> None:
+    """A safetensors file is 8 bytes of length, a JSON header, and data exactly as long as the header says."""
+    with model.path(file).open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if 8 + length > file.size_bytes:
+            raise Problem("model", f"{file.path} is no safetensors file", f"header of {length} bytes")
+        try:
+            header = json.loads(stream.read(length))
+            end = max((t["data_offsets"][1] for name, t in header.items() if name != "__metadata__"), default=0)
+        except (ValueError, KeyError, AttributeError, TypeError, IndexError) as error:
+            raise Problem("model", f"{file.path} has no readable safetensors header", repr(error)) from error
+    if 8 + length + end != file.size_bytes:
+        raise Problem(
+            "model",
+            f"{file.path}: header and length disagree",
+            f"the header ends at byte {8 + length + end}, the file at {file.size_bytes}",
+        )

@@ -1,0 +1,149 @@
+"""Starts the program of weights/node on a node and understands what it says.
+
+It travels over standard input with its request: nothing is installed, no old copy is ever run, one round trip. The
+command stays short enough to read; the token is in the request, never among the words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from spark_pipeline.errors import CommandFailedError, HubError, SparkPipelineError, VerificationError, WeightsError
+from spark_pipeline.fleet.host import Host
+from spark_pipeline.fleet.progress import Progress
+from spark_pipeline.weights.manifest import Manifest
+from spark_pipeline.weights.node.messages import Report, Request
+from spark_pipeline.weights.revision import GATED_REMEDY
+
+INSPECT_SECONDS = 120.0
+# 120 GB over a slow line take a day. Silence is what ends a call: the program gives a sign of life every second.
+WORK_SECONDS = 3 * 24 * 3600.0
+SILENCE_SECONDS = 60.0
+
+# In the order of their imports.
+_MODULES = ("messages", "layout", "verify", "download", "serve", "main")
+_START = "import sys; exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
+_LOAD = """
+import sys, types
+for name, source in SOURCES:
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(compile(source, name, "exec"), module.__dict__)
+sys.exit(module.main())
+"""
+
+
+def command(operation: str) -> tuple[str, ...]:
+    """The words that start it; -I: nothing of the user's own Python gets in. The last two only tell `ps` what it is."""
+    return ("python3", "-I", "-X", "utf8", "-c", _START, "spark_pipeline weights", operation)
+
+
+@cache
+def program() -> bytes:
+    """All its modules as one text that makes them importable under their own names."""
+    folder = resources.files("spark_pipeline.weights.node")
+    sources = [
+        (f"spark_pipeline.weights.node.{name}", (folder / f"{name}.py").read_text(encoding="utf-8"))
+        for name in _MODULES
+    ]
+    text = f"SOURCES = {sources!r}\n{_LOAD}".encode()
+    return str(len(text)).encode() + b"\n" + text
+
+
+def request(operation: str, manifest: Manifest, weights_dir: str, **more: Any) -> Request:
+    """What the program is to do about one model."""
+    return Request(
+        operation=operation,
+        weights_dir=weights_dir,
+        repo=manifest.repo,
+        commit=manifest.commit,
+        manifest_sha256=manifest.sha256,
+        files=manifest.wanted,
+        **more,
+    )
+
+
+def call(
+    host: Host,
+    request: Request,
+    *,
+    progress: Progress,
+    on_bytes: Callable[[int], None] = lambda _: None,
+    on_port: Callable[[int], None] = lambda _: None,
+) -> Report:
+    """Run one operation on a node to its end.
+
+    Args:
+        progress: gets the program's notes, the node's name before each.
+        on_bytes: gets the bytes done so far, about once a second.
+        on_port: gets the port of operation 'serve', once it listens.
+
+    Raises:
+        HubError, VerificationError, WeightsError: the program's own findings.
+        MachineError: and its children, from the host.
+    """
+    last: dict[str, Any] = {}
+
+    def listen(line: str) -> None:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            return
+        match event.pop("event", None):
+            case "progress":
+                on_bytes(event["bytes"])
+            case "note":
+                progress(f"[{host.name}] {event['text']}")
+            case "serving":
+                on_port(event["port"])
+            case "result" | "problem" as name:
+                last[name] = event
+
+    is_long = request.operation != "inspect"
+    completed = host.stream(
+        command(request.operation),
+        on_line=listen,
+        input=program() + request.to_json().encode(),
+        timeout=WORK_SECONDS if is_long else INSPECT_SECONDS,
+        idle_timeout=SILENCE_SECONDS if is_long else None,
+        check=False,
+    )
+    if "problem" in last:
+        raise _error(host.name, request, **last["problem"])
+    if completed.status != 0 or "result" not in last:
+        raise CommandFailedError(
+            "the weights program did not do its work",
+            node=host.name,
+            observed=f"status {completed.status}: {completed.stderr[-1500:] or 'it printed nothing'}",
+            remedy="it needs python3 (3.10 or later) with its standard library on the node",
+        )
+    return Report.from_fields(last["result"])
+
+
+def _error(node: str, request: Request, kind: str, what: str, observed: str) -> SparkPipelineError:
+    directory = f"{request.weights_dir}/{request.repo}/{request.commit}"
+    match kind:
+        case "gated":
+            return HubError(what, node=node, observed=observed, remedy=GATED_REMEDY)
+        case "vanished" | "hub":
+            remedy = (
+                "see that the node reaches the hub and the hub is well; the next run goes on where this one stopped"
+            )
+            return HubError(what, node=node, observed=observed, remedy=remedy)
+        case "certificate":
+            remedy = "see the node's clock and its ca-certificates, and whether a proxy stands between"
+            return HubError(what, node=node, observed=observed, remedy=remedy)
+        case "bytes":
+            remedy = f"run again; bad files are kept in {directory}/.spark_pipeline/bad"
+            return VerificationError(what, node=node, observed=observed, remedy=remedy)
+        case "model":
+            remedy = "the files are exactly the hub's: choose another revision"
+            return VerificationError(what, node=node, observed=observed, remedy=remedy)
+        case "space":
+            remedy = f"free some room below {request.weights_dir}; the next run goes on where this one stopped"
+            return WeightsError(what, node=node, observed=observed, remedy=remedy)
+        case _:
+            return WeightsError(what, node=node, observed=observed, remedy=f"see to {directory} on that node")

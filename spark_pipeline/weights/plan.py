@@ -1,0 +1,163 @@
+"""What has to be done so that every node holds the model: decided from what was seen, without touching anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_pipeline.errors import WeightsError
+from spark_pipeline.fleet.progress import human_bytes
+from spark_pipeline.weights.manifest import Manifest
+from spark_pipeline.weights.node.messages import BadFile, Report, WantedFile
+
+# Directories, our own notes and what a file system needs for itself: a share of the bytes, and a block for each file.
+_OVERHEAD = 0.01
+_BLOCK_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """What one node lacks.
+
+    Args:
+        prove: there, with the right size, but not read since they last changed: to be digested.
+        replace: there, but wrong: to be set aside and brought again.
+        bring: absent, or about to be: downloaded on the head, copied to a peer.
+        bring_bytes: still to be written here, without the parts that earlier runs left.
+        needed_bytes: free space for that.
+        seal: the marker is missing, or names another manifest.
+    """
+
+    node: str
+    prove: tuple[WantedFile, ...]
+    replace: tuple[BadFile, ...]
+    bring: tuple[WantedFile, ...]
+    bring_bytes: int
+    needed_bytes: int
+    free_bytes: int
+    seal: bool
+
+    @property
+    def changes(self) -> bool:
+        return bool(self.prove or self.replace or self.bring or self.seal)
+
+
+@dataclass(frozen=True)
+class WeightsPlan:
+    """The nodes in rank order; the first is the head."""
+
+    manifest: Manifest
+    directory: str
+    nodes: tuple[NodePlan, ...]
+
+    @property
+    def head(self) -> NodePlan:
+        return self.nodes[0]
+
+    @property
+    def peers(self) -> tuple[NodePlan, ...]:
+        return self.nodes[1:]
+
+    @property
+    def changes(self) -> bool:
+        return any(node.changes for node in self.nodes)
+
+    def reasons(self) -> tuple[str, ...]:
+        """One sentence a finding."""
+        size = human_bytes(self.manifest.size_bytes)
+        what = f"{self.manifest.repo} at {self.manifest.commit}: {len(self.manifest.files)} files, {size}"
+        return (what, *(reason for node in self.nodes for reason in _reasons(node, is_head=node is self.head)))
+
+
+def plan(manifest: Manifest, directory: str, reports: Mapping[str, Report]) -> WeightsPlan:
+    """Compare what belongs to the model with what each node has.
+
+    Args:
+        reports: node name -> what its program saw, in rank order.
+
+    Raises:
+        WeightsError: something stands in the way, may not be written, or does not fit. No byte has moved by then.
+    """
+    planned = WeightsPlan(
+        manifest, directory, tuple(_plan_node(manifest, name, report) for name, report in reports.items())
+    )
+    for node in planned.nodes:
+        _refuse_obstacles(node, reports[node.node], directory)
+    _refuse_lack_of_room(planned)
+    return planned
+
+
+def _plan_node(manifest: Manifest, name: str, report: Report) -> NodePlan:
+    wrong = {bad.path for bad in report.bad}
+    parts = {file.path: file.part_bytes for file in report.absent}
+    bring = tuple(file for file in manifest.wanted if file.path in parts or file.path in wrong)
+    bring_bytes = sum(file.size_bytes - parts.get(file.path, 0) for file in bring)
+    return NodePlan(
+        node=name,
+        prove=tuple(file for file in manifest.wanted if file.path in set(report.unproven)),
+        replace=report.bad,
+        bring=bring,
+        bring_bytes=bring_bytes,
+        needed_bytes=round(bring_bytes * (1 + _OVERHEAD)) + len(bring) * _BLOCK_BYTES if bring else 0,
+        free_bytes=report.free_bytes,
+        seal=report.sealed != manifest.sha256,
+    )
+
+
+def _refuse_obstacles(node: NodePlan, report: Report, directory: str) -> None:
+    if report.obstacle:
+        raise WeightsError(
+            "something stands where the model should lie",
+            node=node.node,
+            observed=report.obstacle,
+            remedy=f"move it away: {directory} must hold plain files and directories only",
+        )
+    if node.changes and report.unwritable:
+        raise WeightsError(
+            "the model's directory may not be written",
+            node=node.node,
+            observed=report.unwritable,
+            remedy=f"give the directory to that user, or change weights_dir of the fleet; wanted: {directory}",
+        )
+
+
+def _refuse_lack_of_room(planned: WeightsPlan) -> None:
+    short = [node for node in planned.nodes if node.needed_bytes > node.free_bytes]
+    if not short:
+        return
+    lines = [
+        f"{node.node}: needs {human_bytes(node.needed_bytes)}, free {human_bytes(node.free_bytes)}, "
+        f"missing {human_bytes(node.needed_bytes - node.free_bytes)}"
+        for node in short
+    ]
+    raise WeightsError(
+        f"{planned.manifest.repo} does not fit",
+        node=short[0].node if len(short) == 1 else None,
+        observed="\n".join(lines),
+        remedy=f"remove what is no longer served from the disk of {planned.directory}, or change weights_dir",
+    )
+
+
+def _reasons(node: NodePlan, *, is_head: bool) -> list[str]:
+    if not node.changes:
+        return [f"{node.node}: every file is there, proven and unchanged since"]
+    reasons: list[str] = []
+    if node.prove:
+        size = human_bytes(sum(file.size_bytes for file in node.prove))
+        reasons.append(f"{node.node}: {_files(node.prove)} ({size}) there but not proven since they last changed: read")
+    reasons += [
+        f"{node.node}: {bad.path} is wrong ({bad.actual}, not {bad.expected}): set aside" for bad in node.replace
+    ]
+    if node.bring:
+        way = "download from the hub" if is_head else "copy from the head over the fabric"
+        room = f"{human_bytes(node.needed_bytes)} of {human_bytes(node.free_bytes)} free"
+        reasons.append(f"{node.node}: {_files(node.bring)} missing: {way} {human_bytes(node.bring_bytes)} ({room})")
+    if node.seal and not (node.prove or node.replace or node.bring):
+        reasons.append(f"{node.node}: all files proven, only the marker is missing: write it")
+    return reasons
+
+
+def _files(files: tuple[WantedFile, ...]) -> str:
+    if len(files) == 1:
+        return files[0].path
+    return f"{len(files)} files"

@@ -1,0 +1,164 @@
+"""Stage model_weights: the model's files, at one commit, proven on every node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from spark_pipeline.errors import VerificationError
+from spark_pipeline.fleet.plan import Command, StagePlan
+from spark_pipeline.fleet.progress import human_bytes, human_seconds
+from spark_pipeline.fleet.session import Session
+from spark_pipeline.spec import store
+from spark_pipeline.weights import node_program
+from spark_pipeline.weights.download import download
+from spark_pipeline.weights.manifest import Manifest, keep_manifest
+from spark_pipeline.weights.node.messages import Report
+from spark_pipeline.weights.plan import WeightsPlan
+from spark_pipeline.weights.plan import plan as decide
+from spark_pipeline.weights.record import WeightsRecord, record_path
+from spark_pipeline.weights.replicate import replicate, rsync_command, streams
+from spark_pipeline.weights.result import NodeResult, Proof, WeightsResult
+from spark_pipeline.weights.revision import Hub, resolve
+from spark_pipeline.weights.verify import observe, prove, seal
+
+STAGE = "model_weights"
+_COPIES = 2  # wrong twice on a peer is not bad luck
+
+
+def plan(session: Session, revision: str | None = None) -> StagePlan:
+    """What `ensure` would do, with its commands. Asks hub and nodes, changes nothing.
+
+    Raises:
+        HubError, RevisionNotFoundError, WeightsError, MachineError: what `ensure` would meet before its first byte.
+    """
+    manifest = resolve(session.deployment.model, revision or session.deployment.model.revision, session.state_dir)
+    return printable(session, decide(manifest, _directory(session, manifest), observe(session, manifest)))
+
+
+def ensure(session: Session, *, revision: str | None = None, rehash: bool = False) -> WeightsResult:
+    """Have the model's files on every node of the deployment, each proven there by its digest.
+
+    Args:
+        revision: the exact commit to have; default: what the declaration's branch means now.
+        rehash: read every file again, whatever was proven before.
+
+    Raises:
+        RevisionNotFoundError, HubError: the hub has it not, refuses, or cannot be reached.
+        VerificationError: bytes stay wrong although they were brought again.
+        WeightsError: no room, no right to write, something in the way.
+        MachineError: and its children, from the nodes.
+    """
+    model = session.deployment.model
+    manifest = resolve(model, revision or model.revision, session.state_dir)
+    keep_manifest(session.state_dir, manifest)
+    reports = observe(session, manifest, rehash=rehash)
+    planned = decide(manifest, _directory(session, manifest), reports)
+    found = printable(session, planned)
+    for reason in found.reasons:
+        session.progress(reason)
+    results = {node.node: NodeResult(node.node) for node in planned.nodes}
+    if planned.changes:
+        _apply(session, planned, reports, results, rehash=rehash)
+    return WeightsResult(
+        record=_record(session, manifest, fresh=planned.changes),
+        changed=planned.changes,
+        plan=found,
+        page_url=Hub.of(model).page_url(manifest.repo, manifest.commit),
+        nodes=tuple(results.values()),
+    )
+
+
+def printable(session: Session, planned: WeightsPlan) -> StagePlan:
+    """The plan for people. Digesting may find more files wrong; those are then brought in the same way."""
+    return StagePlan(STAGE, planned.changes, planned.reasons(), tuple(_commands(session, planned)))
+
+
+def _apply(
+    session: Session, planned: WeightsPlan, reports: dict[str, Report], results: dict[str, NodeResult], *, rehash: bool
+) -> None:
+    """Read what is there, bring what is missing or wrong, read that too, write the markers. Adds to `results`."""
+    manifest = planned.manifest
+    changing = [node.node for node in planned.nodes if node.changes]
+
+    def add(more: Mapping[str, NodeResult]) -> None:
+        for name, result in more.items():
+            results[name] += result
+
+    def learn(proofs: Mapping[str, Proof]) -> WeightsPlan:
+        add({name: proof.result for name, proof in proofs.items()})
+        reports.update({name: proof.report for name, proof in proofs.items()})
+        return decide(manifest, planned.directory, reports)
+
+    planned = learn(prove(session, manifest, [node for node in planned.nodes if node.changes], rehash=rehash))
+    if planned.head.bring:
+        planned = learn({planned.head.node: download(session, manifest, planned.head)})
+    for _ in range(_COPIES):
+        if lacking := [peer for peer in planned.peers if peer.bring]:
+            add(replicate(session, manifest, lacking, reports))
+            planned = learn(prove(session, manifest, lacking))
+    for peer in planned.peers:
+        if peer.bring:
+            raise VerificationError(
+                "files arrive wrong on this node, again and again",
+                node=peer.node,
+                observed="\n".join(f"{bad.path}: {bad.actual}" for bad in reports[peer.node].set_aside),
+                remedy="see the node's memory, disk and link: dmesg, smartctl, ethtool -S",
+            )
+    seal(session, manifest, changing)
+    for result in results.values():
+        if result.seconds:
+            session.progress(_told(result))
+
+
+def _commands(session: Session, planned: WeightsPlan) -> list[Command]:
+    head = planned.head
+    peers = [node for node in planned.peers if node.bring]
+    changing = [node.node for node in planned.nodes if node.changes]
+    commands = [Command(name, node_program.command("verify")) for name in changing]
+    if head.bring:
+        commands.append(Command(head.node, node_program.command("download")))
+    for node in peers:
+        argv = rsync_command(session.fleet, session.fleet.node(node.node), planned.directory)
+        commands += [Command(head.node, argv)] * len(streams(node.bring))
+    commands += [Command(node.node, node_program.command("verify")) for node in peers]
+    return commands + [Command(name, node_program.command("seal")) for name in changing]
+
+
+def _record(session: Session, manifest: Manifest, *, fresh: bool) -> WeightsRecord:
+    """Write what was proven; a repeat that changed nothing keeps the record of the run that did."""
+    stored = store.read(record_path(session), WeightsRecord)
+    record = WeightsRecord(
+        repo=manifest.repo,
+        revision=session.deployment.model.revision,
+        commit=manifest.commit,
+        directory=_directory(session, manifest),
+        size_bytes=manifest.size_bytes,
+        files=len(manifest.files),
+        manifest_sha256=manifest.sha256,
+        run_id=session.run_id,
+        verified_at=datetime.now(UTC),
+    )
+    if stored and not fresh:
+        same = stored.model_copy(update={"run_id": record.run_id, "verified_at": record.verified_at}) == record
+        if same:
+            return stored
+    store.write(record_path(session), record)
+    return record
+
+
+def _directory(session: Session, manifest: Manifest) -> str:
+    return f"{session.fleet.weights_dir}/{manifest.repo}/{manifest.commit}"
+
+
+def _told(result: NodeResult) -> str:
+    parts = [
+        f"{what} {human_bytes(count)} in {human_seconds(seconds)}"
+        for what, count, seconds in (
+            ("downloaded", result.downloaded_bytes, result.download_seconds),
+            ("copied", result.copied_bytes, result.copy_seconds),
+            ("read", result.verified_bytes, result.verify_seconds),
+        )
+        if count
+    ]
+    return f"[{result.node}] " + ", ".join([*parts, f"{result.verified_files} files proven"])
