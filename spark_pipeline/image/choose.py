@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spark_pipeline.errors import ImageError, ImageNotFoundError
@@ -131,8 +131,3 @@ def choose(candidates: Sequence[Candidate], machines: Sequence[Machine], digest:
         observed="\n".join(against),
         remedy="check image.candidates, or bring one to the head: docker pull, docker load or docker build there",
     )
-
-
-def machines_of(hardware: Mapping[str, str]) -> tuple[Machine, ...]:
-    """Machines from node name -> `uname -m`."""
-    return tuple(Machine(node, text.strip()) for node, text in hardware.items())

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from spark_pipeline.errors import ImageDiffersError, ImageError
 from spark_pipeline.fleet.docker import ImageFacts
-from spark_pipeline.fleet.host import Completed, Host
+from spark_pipeline.fleet.host import Completed, Host, shell_text
 from spark_pipeline.fleet.progress import Meter, Progress, human_bytes
 from spark_pipeline.image import send_program
 from spark_pipeline.image.layers import LayerId
@@ -100,6 +100,14 @@ def load_command(way: Sequence[str]) -> tuple[str, ...]:
     return (*way, "docker", "load", "--quiet")
 
 
+def shown(references: Sequence[str], leave_out: Sequence[LayerId], loads: Mapping[str, Sequence[str]]) -> str:
+    """`send_command` as a person would type it, were there a program that leaves layers out."""
+    without = f" | [without {len(leave_out)} layers that are there]" if leave_out else ""
+    targets = [shell_text(words) for words in loads.values()]
+    sink = targets[0] if len(targets) == 1 else f"tee {' '.join(f'>({target})' for target in targets)}"
+    return f"{shell_text(['docker', 'save', *references])}{without} | {sink}"
+
+
 def distribute(parcel: Parcel, transfers: Sequence[Transfer], progress: Progress) -> tuple[Sent, ...]:
     """Bring the image to every node of `transfers`, and prove that it is the same there.
 
@@ -149,9 +157,7 @@ def _refusal(parcel: Parcel, node: str, end: _End) -> ImageError | None:
     )
 
 
-def _stream(
-    parcel: Parcel, group: Sequence[Transfer], progress: Progress
-) -> list[tuple[Transfer, _End, Sent]]:
+def _stream(parcel: Parcel, group: Sequence[Transfer], progress: Progress) -> list[tuple[Transfer, _End, Sent]]:
     """One `docker save` on the head into the `docker load` of every node of the group."""
     image, skipped = parcel.image, group[0].leave_out
     loads = {wanted.node: load_command(parcel.ways[wanted.node]) for wanted in group}
@@ -178,9 +184,7 @@ def _stream(
     if completed.status != 0 or last.done is None:
         raise _unreadable(parcel, completed, last)
     done = last.done
-    return [
-        (wanted, done[wanted.node], Sent(wanted.node, last.sent, last.read, completed.seconds)) for wanted in group
-    ]
+    return [(wanted, done[wanted.node], Sent(wanted.node, last.sent, last.read, completed.seconds)) for wanted in group]
 
 
 def _unreadable(parcel: Parcel, completed: Completed, last: _Line) -> ImageError:

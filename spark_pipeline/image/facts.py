@@ -13,6 +13,7 @@ from spark_pipeline.fleet.progress import Progress, heartbeat
 from spark_pipeline.image import probe_program
 from spark_pipeline.image.record import EngineFacts
 from spark_pipeline.spec import store
+from spark_pipeline.spec.project import Project
 
 # A cold 30 GB image on a slow disk: half a minute to its first Python line was seen, never more than one.
 _PROBE_SECONDS = 300
@@ -43,7 +44,7 @@ def parse(text: str, *, reference: str, architecture: str) -> EngineFacts:
         raise ImageError(
             f"{reference} did not say what engine it has",
             observed=text[-500:] or "it printed nothing",
-            remedy=f"docker run --rm -w / --entrypoint python3 {reference} -c 'print(1)' shows whether its Python works",
+            remedy=f"{_by_hand(reference)} shows whether its Python works",
         )
     answer = json.loads(answers[-1].removeprefix(probe_program.MARKER))
     if not answer.pop("vllm_found"):
@@ -56,32 +57,28 @@ def parse(text: str, *, reference: str, architecture: str) -> EngineFacts:
     return EngineFacts(**answer, architecture=architecture)
 
 
-def cached(directory: Path, fingerprint: str) -> EngineFacts | None:
+def cached(project: Project, fingerprint: str) -> EngineFacts | None:
     """What is known of this image from before. An answer of another version of the probe counts as none."""
     try:
-        return store.read(directory / f"{fingerprint}.json", EngineFacts)
+        return store.read(_file(project, fingerprint), EngineFacts)
     except StateError:
         return None
 
 
-def probe(host: Host, image: ImageFacts, reference: str, directory: Path, progress: Progress) -> EngineFacts:
-    """Ask the image on `host`, and write the answer to `directory`; an image that was asked before is not run again.
-
-    Args:
-        reference: what `docker run` is given on that host.
-        directory: data/state/images; one file a fingerprint.
+def probe(host: Host, image: ImageFacts, project: Project, progress: Progress) -> EngineFacts:
+    """Ask an image that `host` holds; one that was asked before is not run again.
 
     Raises:
         ImageError: no python3, or no vLLM in the image.
         MachineError: the node could not be asked.
     """
-    known = cached(directory, image.fingerprint)
+    known = cached(project, image.fingerprint)
     if known is not None:
         return known
     container = f"sp-probe-{uuid.uuid4().hex[:12]}"
     try:
         with heartbeat(f"asking {image.reference} on {host.name} what engine it has", progress):
-            answer = host.run(probe_command(reference, container), timeout=_PROBE_SECONDS, check=False)
+            answer = host.run(probe_command(image.image_id, container), timeout=_PROBE_SECONDS, check=False)
     except BaseException:
         # Ending `docker run` does not end its container.
         Docker(host).remove([container])
@@ -89,8 +86,13 @@ def probe(host: Host, image: ImageFacts, reference: str, directory: Path, progre
     if answer.status != 0:
         raise _refused(host, image, answer)
     facts = parse(answer.stdout, reference=image.reference, architecture=image.architecture)
-    store.write(directory / f"{image.fingerprint}.json", facts)
+    store.write(_file(project, image.fingerprint), facts)
     return facts
+
+
+def _file(project: Project, fingerprint: str) -> Path:
+    """Facts are an image's, not a deployment's: two deployments of one image ask it once."""
+    return project.root / "data" / "state" / "images" / f"{fingerprint}.json"
 
 
 def _refused(host: Host, image: ImageFacts, answer: Completed) -> ImageError:
@@ -100,10 +102,14 @@ def _refused(host: Host, image: ImageFacts, answer: Completed) -> ImageError:
     elif "exec format error" in said:
         remedy = f"this is an {image.architecture} image: name one for the architecture of {host.name}"
     else:
-        remedy = f"docker run --rm -w / --entrypoint python3 {image.reference} -c 'print(1)' on {host.name} shows it again"
+        remedy = f"{_by_hand(image.reference)} on {host.name} shows it again"
     return ImageError(
         f"{image.reference} could not be asked what engine it has",
         node=host.name,
         observed=f"status {answer.status}: {said or 'it printed nothing'}",
         remedy=remedy,
     )
+
+
+def _by_hand(reference: str) -> str:
+    return f"docker run --rm -w / --entrypoint python3 {reference} -c 'print(1)'"

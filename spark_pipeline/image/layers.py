@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 def chain_ids(layers: Sequence[str]) -> tuple[str, ...]:
-    """Docker's chain id of each layer: what it is, on top of what it lies on (OCI image specification, "Layer ChainID").
+    """Docker's chain id of each layer: what it is, on top of what (OCI image specification, "Layer ChainID").
 
     An engine finds a layer again by its chain id only: the same bytes on other layers are another layer to it.
 

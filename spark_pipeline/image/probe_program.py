@@ -7,9 +7,9 @@ command line knows stands in its source. The answer is one line behind a marker:
 import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
 import re
+from pathlib import Path
 
 MARKER = "spark-pipeline-engine-facts "
 
@@ -36,8 +36,7 @@ def package_directory(name):
 
 def text_of(*path):
     try:
-        with open(os.path.join(*path), encoding="utf-8", errors="replace") as file:
-            return file.read()
+        return Path(*path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 

@@ -26,6 +26,17 @@ class EngineFacts(Record):
     supports_nnodes: bool
     architecture: str
 
+    def versions(self) -> dict[str, str]:
+        """Version by distribution, of those that are there, and of Python."""
+        known = {
+            "vllm": self.vllm,
+            "ray": self.ray,
+            "torch": self.torch,
+            "transformers": self.transformers,
+            "python": self.python,
+        }
+        return {name: version for name, version in known.items() if version is not None}
+
 
 class ImageRecord(Record):
     """The image that every node of a deployment was proven to hold.

@@ -43,7 +43,7 @@ def remote_digest(reference: str, timeout_seconds: float = 10) -> str:
                 raise RegistryError(
                     f"no answer about {reference} from registry {wanted.registry}",
                     observed=str(error),
-                    remedy=f"curl -v https://{_host(wanted.registry)}/v2/ on this machine shows what stands in the way; "
+                    remedy=f"curl -v https://{_host(wanted.registry)}/v2/ on this machine shows what is in the way; "
                     "plain http is only spoken to localhost and to literal private addresses",
                 ) from error
     raise AssertionError("the second round returns or raises")
@@ -60,9 +60,7 @@ def _head(wanted: Reference, reference: str, insecure: bool, timeout_seconds: fl
     from requests.exceptions import ConnectionError, HTTPError, RequestException, SSLError, Timeout
 
     def refused(observed: str, remedy: str) -> RegistryError:
-        return RegistryError(
-            f"registry {wanted.registry} does not show {reference}", observed=observed, remedy=remedy
-        )
+        return RegistryError(f"registry {wanted.registry} does not show {reference}", observed=observed, remedy=remedy)
 
     login = "docker login" if wanted.registry == DEFAULT_REGISTRY else f"docker login {wanted.registry}"
     try:
@@ -85,7 +83,9 @@ def _head(wanted: Reference, reference: str, insecure: bool, timeout_seconds: fl
             "it asks for a login in plain http", "give the registry TLS: credentials are never sent in the clear"
         ) from error
     except HTTPError as error:
-        status = error.response.status_code
+        answer = error.response
+        assert answer is not None  # it was raised for the answer's status
+        status = answer.status_code
         if status == 404:
             raise ImageNotFoundError(
                 f"registry {wanted.registry} has no {reference}", observed="404 Not Found", remedy="check name and tag"
@@ -94,7 +94,7 @@ def _head(wanted: Reference, reference: str, insecure: bool, timeout_seconds: fl
             raise refused("403 Forbidden", f"this login may not read it; with another: {login}") from error
         if status == 429:
             raise refused("429 Too Many Requests", f"wait, or raise the limit with a login: {login}") from error
-        raise refused(f"{status} {error.response.reason}", "try again later") from error
+        raise refused(f"{status} {answer.reason}", "try again later") from error
     except Timeout as error:
         raise refused(f"no answer within {timeout_seconds:g} s", "check the network, or try again later") from error
     except SSLError as error:

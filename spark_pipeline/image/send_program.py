@@ -121,7 +121,7 @@ def copy(source, sink, choice):
     """The tar stream `source` without the members that `choice` drops, to `sink`."""
     with (
         tarfile.open(fileobj=source, mode="r|", bufsize=CHUNK) as old,
-        tarfile.open(fileobj=sink, mode="w|", bufsize=CHUNK, copybufsize=CHUNK) as new,
+        tarfile.open(fileobj=sink, mode="w|", bufsize=CHUNK) as new,
     ):
         for member in old:
             if choice.drops(member):
@@ -141,14 +141,14 @@ def say(**line):
 
 
 def main(order):
-    save = subprocess.Popen(
-        ["docker", "save", *order["references"]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
-    )
+    pipe = subprocess.PIPE
+    save = subprocess.Popen(["docker", "save", *order["references"]], stdout=pipe, stderr=pipe, bufsize=0)
     loads = {
-        name: subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        name: subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT)
         for name, words in order["targets"].items()
     }
     source, fan = Counted(save.stdout), Fan({name: load.stdin for name, load in loads.items()})
+    choice = Filter(order["leave_out"])
     ended = threading.Event()
 
     def tick():
@@ -161,7 +161,6 @@ def main(order):
                 return
 
     threading.Thread(target=tick, daemon=True).start()
-    choice = Filter(order["leave_out"])
     broken = ""
     try:
         copy(source, fan, choice)
@@ -171,21 +170,23 @@ def main(order):
         save.kill()
     except (tarfile.TarError, OSError, ValueError) as error:
         broken = f"{type(error).__name__}: {error}"
-    said_by_save = save.stderr.read().decode("utf-8", "replace").strip()
-    if fan.pipes and (save.wait() != 0 or broken):
+    complaint = text_of(save.stderr)
+    if (save.wait() != 0 or broken) and fan.pipes:
         for load in loads.values():  # before their input ends: half an image must not look like a whole one
             load.kill()
         ended.set()
-        say(error=said_by_save or broken)
+        say(error=complaint or broken)
         return 1
     fan.close()
-    done = {}
-    for name, load in loads.items():
-        said = load.stdout.read().decode("utf-8", "replace").strip()
-        done[name] = {"status": load.wait(), "said": said[-2000:]}
+    done = {name: {"said": text_of(load.stdout)[-2000:], "status": load.wait()} for name, load in loads.items()}
     ended.set()
     say(done=done, read=source.read_bytes, sent=fan.sent, left_out=choice.left_out)
     return 0
+
+
+def text_of(stream):
+    """All that a stream still says."""
+    return stream.read().decode("utf-8", "replace").strip()
 
 
 if __name__ == "__main__":

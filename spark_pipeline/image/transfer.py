@@ -12,8 +12,8 @@ from spark_pipeline.fleet.host import Host
 from spark_pipeline.fleet.progress import human_bytes
 from spark_pipeline.image.layers import LayerId, at_most_bytes, left_out
 
-# `docker load` writes the stream to a temporary directory and unpacks it beside that: "no space left on device" was seen
-# with images that would have fitted once (jetson-containers#218, isaac_ros_common#53).
+# `docker load` writes the stream to a temporary directory and unpacks it beside that: "no space left on device" was
+# seen with images that would have fitted once (jetson-containers#218, isaac_ros_common#53).
 _ROOM_FACTOR = 2
 _ASK_SECONDS = 60
 
