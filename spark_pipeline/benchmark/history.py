@@ -10,12 +10,15 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pandas
 from pydantic import ValidationError
 
 from spark_pipeline.benchmark.result import BenchmarkPoint, Latency
 from spark_pipeline.errors import StateError
+
+if TYPE_CHECKING:
+    import pandas  # takes 0.4 s to import, and only the table needs it
 
 
 def append(path: Path, point: BenchmarkPoint) -> None:
@@ -75,6 +78,8 @@ def newest(points: Sequence[BenchmarkPoint]) -> tuple[BenchmarkPoint, ...]:
 
 def history_table(points: Sequence[BenchmarkPoint]) -> pandas.DataFrame:
     """One row a point, oldest first, units in the column names. Times are UTC. Missing values are None, never NaN."""
+    import pandas
+
     rows = [_row(point) for point in sorted(points, key=lambda point: point.started_at)]
     return pandas.DataFrame(rows, columns=list(_COLUMNS), dtype=object)
 
