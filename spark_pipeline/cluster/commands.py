@@ -82,7 +82,8 @@ def docker_run(
     and passes signals on, so that stopping takes no grace period. The model is bound with --mount, which fails where
     the directory is missing; -v would let dockerd create it, owned by root.
     """
-    words = ["docker", "run", "--detach", "--init", "--name", name, "--network", "host", "--workdir", "/"]
+    words = ["docker", "run", "--detach", "--pull", "never", "--init", "--name", name]
+    words += ["--network", "host", "--workdir", "/"]
     words += ["--entrypoint", "/bin/sh", "--shm-size", _SHARED_MEMORY[accelerator]]
     words += ["--security-opt", "no-new-privileges"]
     # The engine goes before sshd does when memory runs out.

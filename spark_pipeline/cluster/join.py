@@ -129,8 +129,8 @@ def _rendezvous(session: Session, generation: Generation) -> tuple[Member, ...]:
                 f"cannot reach the head at {generation.head_address}:{generation.rendezvous_port}",
                 node=rank.node,
                 observed=done.stderr.strip()[-300:] or f"status {done.status}",
-                remedy="`ping -M do -s 8972` from that node to the head's fabric address: no answer at all is a cable or "
-                "an address, an answer only for small packets is an MTU that differs along the way",
+                remedy="`ping -M do -s 8972` from that node to the head's fabric address: no answer at all is a cable "
+                "or an address, an answer only for small packets is an MTU that differs along the way",
             )
         return done.stdout
 

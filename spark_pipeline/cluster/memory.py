@@ -13,10 +13,11 @@ from spark_pipeline.errors import ClusterError
 from spark_pipeline.fleet.facts import NodeFacts
 from spark_pipeline.fleet.progress import human_bytes
 
-# Normal serving leaves 6 to 18 GiB on a GB10; below 8 the first request spike swaps (TechPreacher, MiaAI-Lab).
-RESERVE_BYTES = 8 * 2**30
-# The highest value reported to survive loading and days of serving on GB10.
-CEILING = 0.85
+# Normal serving leaves 6 to 18 GiB on a GB10; engines died after hours where less than 8 was left.
+RESERVE_BYTES = 10 * 2**30
+# CUDA was seen with as little as 102 of 121.7 GiB free on an idle GB10, whatever /proc/meminfo said: vLLM refuses to
+# start when its share is more than what is free, so 0.84 already fails on some machines.
+CEILING = 0.83
 FLOOR = 0.10
 
 
@@ -29,7 +30,7 @@ class MemoryShare:
 
 
 def utilization(nodes: Sequence[NodeFacts]) -> MemoryShare:
-    """The share that the tightest node can give: (MemAvailable - 8 GiB) / MemTotal, at most 0.85.
+    """The share that the tightest node can give: (MemAvailable - 10 GiB) / MemTotal, at most 0.83.
 
     One value for all ranks: the engine sizes its KV cache by the smallest rank anyway.
 

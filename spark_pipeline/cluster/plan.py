@@ -167,9 +167,7 @@ def _rank(target: Target, facts: NodeFacts, rank: int, number: int, share: float
     uses_ray = backend is Backend.RAY
     mode = "mp" if not uses_ray else "ray-head" if rank == 0 else "ray-worker"
     port = deployment.serve.rendezvous_port
-    ray = commands.ray_start(
-        fleet.accelerator, head=rank == 0, address=address, head_address=head_address, port=port
-    )
+    ray = commands.ray_start(fleet.accelerator, head=rank == 0, address=address, head_address=head_address, port=port)
     environment = (
         commands.common_environment(fleet.accelerator)
         | rank_environment(facts, address, accelerated=several and fleet.accelerator is Accelerator.NVIDIA)

@@ -11,6 +11,7 @@ from spark_pipeline.errors import ClusterError
 from spark_pipeline.fleet.docker import Docker
 from spark_pipeline.fleet.host import Host
 from spark_pipeline.fleet.session import Session
+from spark_pipeline.weights.record import WeightsRecord
 
 TIMEOUT_SECONDS = 20.0
 
@@ -24,7 +25,7 @@ def preflight(session: Session, planned: ClusterPlan) -> None:
 
     def look(host: Host) -> None:
         _need_image(host, target.image.reference, target.image.fingerprint)
-        _need_weights(host, target.weights.directory)
+        _need_weights(host, target.weights)
         if host.name == head:
             for port in ports:
                 _need_port(host, port)
@@ -43,23 +44,27 @@ def _need_image(host: Host, reference: str, fingerprint: str) -> None:
         )
 
 
-def _need_weights(host: Host, directory: str) -> None:
-    if host.run(("test", "-f", f"{directory}/config.json"), timeout=TIMEOUT_SECONDS, check=False).status != 0:
+def _need_weights(host: Host, weights: WeightsRecord) -> None:
+    # The marker names the manifest that was proven, and is gone as soon as a file beside it is touched.
+    words = ("grep", "--quiet", "--fixed-strings", weights.manifest_sha256, weights.marker)
+    if host.run(words, timeout=TIMEOUT_SECONDS, check=False).status != 0:
         raise ClusterError(
-            "the model is not on this node",
+            "the verified model is not on this node",
             node=host.name,
-            observed=f"no {directory}/config.json",
+            observed=f"{weights.marker} is missing, or is another manifest's",
             remedy="materialize model_weights again",
         )
 
 
 def _need_port(host: Host, port: int) -> None:
     done = host.run(("ss", "--no-header", "-ltnp", f"sport = :{port}"), timeout=TIMEOUT_SECONDS, check=False)
-    if done.status == 0 and done.stdout.strip():
-        running = host.run(("docker", "ps", "--format", "{{.Names}} ({{.Image}})"), timeout=TIMEOUT_SECONDS, check=False)
-        raise ClusterError(
-            f"port {port} is taken",
-            node=host.name,
-            observed=f"{done.stdout.split(chr(10))[0].strip()}; containers: {', '.join(running.stdout.split(chr(10))[:-1])}",
-            remedy="stop what listens there, or declare another `serve.port`",
-        )
+    listener = done.stdout.strip().partition("\n")[0].strip()
+    if done.status != 0 or not listener:
+        return
+    running = host.run(("docker", "ps", "--format", "{{.Names}} ({{.Image}})"), timeout=TIMEOUT_SECONDS, check=False)
+    raise ClusterError(
+        f"port {port} is taken",
+        node=host.name,
+        observed=f"{listener}; containers: {', '.join(running.stdout.splitlines()) or 'none'}",
+        remedy="stop what listens there, or declare another `serve.port`",
+    )

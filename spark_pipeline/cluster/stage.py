@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spark_pipeline.cluster import containers
+from spark_pipeline.cluster.generation import Generation
 from spark_pipeline.cluster.join import Member, join
 from spark_pipeline.cluster.plan import ClusterPlan, generation_of
 from spark_pipeline.cluster.plan import plan as plan_cluster
@@ -20,7 +21,6 @@ from spark_pipeline.fleet.facts import NodeFacts
 from spark_pipeline.fleet.progress import human_seconds
 from spark_pipeline.fleet.session import Session
 from spark_pipeline.image.record import read_record as read_image
-from spark_pipeline.cluster.generation import Generation
 from spark_pipeline.weights.record import read_record as read_weights
 
 

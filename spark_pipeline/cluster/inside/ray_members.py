@@ -8,7 +8,7 @@ import json
 import sys
 import time
 
-import ray
+import ray  # pyright: ignore[reportMissingImports] - the image's
 
 address, wanted, patience_seconds, mark = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
 ray.init(address=address, logging_level="ERROR", log_to_driver=False)
