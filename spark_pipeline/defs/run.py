@@ -1,0 +1,63 @@
+"""What every asset does around its stage: connect, hold the fleet's lease, and turn our errors into failures."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import dagster as dg
+
+from spark_pipeline.errors import SparkPipelineError
+from spark_pipeline.fleet.lease import hold
+from spark_pipeline.fleet.session import Session, open_session
+from spark_pipeline.spec.project import Project
+
+
+@contextmanager
+def changing_fleet(context: dg.AssetExecutionContext, project: Project, deployment: str) -> Iterator[Session]:
+    """A session on the deployment's machines that nobody else changes meanwhile.
+
+    The lease carries Dagster's run id, so that two steps of one run share it. Cancelling raises
+    DagsterExecutionInterruptedError, which no code of ours catches: it passes through, and lease and
+    connections are given back on its way.
+
+    Raises:
+        dagster.Failure: for every SparkPipelineError; never retried, as the same call gives the same answer.
+    """
+    _warn_of_lost_history(context)
+    try:
+        with open_session(project, deployment, progress=context.log.info, run_id=context.run_id) as session:
+            owner = f"{getpass.getuser()}@{socket.gethostname()}, Dagster run {context.run_id[:8]}"
+            with hold(
+                session.head, fleet=session.fleet.name, owner=owner, run_id=context.run_id, progress=context.log.info
+            ) as lease:
+                yield session
+                lease.check()  # lost meanwhile: what this step saw last may not be true any more
+    except SparkPipelineError as error:
+        raise failure(error) from error
+
+
+def failure(error: SparkPipelineError) -> dg.Failure:
+    """Our error as Dagster shows it: the whole text as description, its parts as metadata."""
+    parts = {
+        "error": dg.MetadataValue.text(type(error).__name__),
+        "node": dg.MetadataValue.text(error.node or ""),
+        "observed": dg.MetadataValue.md(f"```\n{error.observed}\n```" if error.observed else ""),
+        "remedy": dg.MetadataValue.md(error.remedy),
+    }
+    return dg.Failure(
+        description=str(error),
+        metadata={key: value for key, value in parts.items() if value.value},
+        allow_retries=False,
+    )
+
+
+def _warn_of_lost_history(context: dg.AssetExecutionContext) -> None:
+    """Without DAGSTER_HOME Dagster keeps its events in a folder that it deletes at exit, and pools do not hold."""
+    if ".tmp_dagster_home" in context.instance.root_directory:
+        context.log.warning(
+            "DAGSTER_HOME is not set: Dagster will not remember this run. Set it to the project's root: "
+            'export DAGSTER_HOME="$PWD"'
+        )
