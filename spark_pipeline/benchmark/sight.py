@@ -14,7 +14,7 @@ from spark_pipeline.fleet.connection import FleetConnection
 from spark_pipeline.fleet.docker import Container, Docker
 from spark_pipeline.fleet.host import Host
 
-_PROBE = Path(__file__).with_name("probe.py")
+PROBE = Path(__file__).with_name("probe.py")
 _PROBE_TIMEOUT_SECONDS = 60
 
 
@@ -121,7 +121,7 @@ def _incarnation(generation: Generation, rank: Rank, container: Container | None
 def _endpoint(docker: Docker, generation: Generation) -> Endpoint:
     words: Sequence[str] = ("python3", "-", str(generation.port))
     head = generation.head
-    done = docker.exec(head.container, words, input=_PROBE.read_text(), timeout=_PROBE_TIMEOUT_SECONDS)
+    done = docker.exec(head.container, words, input=PROBE.read_text(), timeout=_PROBE_TIMEOUT_SECONDS)
     remedy = f"`spark-pipeline status`; materialize {generation.deployment}/serving_endpoint, then measure again"
     try:
         endpoint = Endpoint.model_validate_json(done.stdout)
