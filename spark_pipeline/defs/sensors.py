@@ -142,7 +142,7 @@ def _request(
     return dg.RunRequest(
         run_key=f"{deployment}:{value}:attempt{attempt}",
         job_name=deploy_job_name(deployment),
-        run_config=dg.RunConfig(ops={op_name(deployment, upstream.stage): {"config": {upstream.field: value}}}),
+        run_config={"ops": {op_name(deployment, upstream.stage): {"config": {upstream.field: value}}}},
         tags={
             DEPLOYMENT_TAG: deployment,
             ASKED_BY_TAG: sensor,
