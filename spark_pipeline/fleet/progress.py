@@ -57,7 +57,8 @@ class Meter:
         elapsed = max((now or time.monotonic()) - self._started, 1e-6)
         rate = self._done / elapsed
         share = f" ({100 * self._done / self._total:.0f} %)" if self._total else ""
-        left = f", {human_seconds((self._total - self._done) / rate)} left" if rate > 0 and self._total else ""
+        missing = max(self._total - self._done, 0)  # the total may be an estimate
+        left = f", {human_seconds(missing / rate)} left" if rate > 0 and self._total else ""
         return (
             f"{self._what}: {human_bytes(self._done)} of {human_bytes(self._total)}{share}, {human_bytes(rate)}/s{left}"
         )

@@ -23,10 +23,16 @@ SAY_EVERY_SECONDS = 10.0
 # They stand last and say nothing: the cause stands above them (facts: vllm_cpu part 3).
 _EMPTY_ENDINGS = re.compile(
     r"Engine core initialization failed|WorkerProc initialization failed|See (root cause|stack trace)"
-    r"|resource_tracker|leaked (semaphore|shared_memory)|For further information visit"
+    r"|resource_tracker|leaked (semaphore|shared_memory)|For further information visit|\d+ validation error"
 )
-_TELLING = re.compile(r"(Error|Exception)\b.*:|Address already in use|No space left|Killed|out of memory")
-_NOISE = re.compile(r"^\s*(\(\S+ pid=\d+\)\s*)?(INFO|WARNING|ERROR|DEBUG)\s+[\d-]+\s+[\d:.]+\s+\[[^\]]+\]\s*")
+# Pydantic puts the cause on the line below: '  Value error, Model architectures [...] are not supported for now.'
+_EXCEPTION = re.compile(r"^([\w.]*(Error|Exception)(\(\w+\))?: \S|Value error, )")
+_TELLING = re.compile(r"(Error|Exception)\b|No space left|Killed|out of memory")
+# '(Worker pid=7) ERROR 11-30 12:31:40 [multiproc_executor.py:953] ' before what was said.
+_NOISE = re.compile(
+    r"^\s*(\x1b\[\d+m)?(\(\w+ pid=[^)]*\)(\x1b\[0m)?\s*)?"
+    r"((INFO|WARNING|ERROR|DEBUG)\s+[\d-]+\s+[\d:.]+\s+\[[^\]]+\]\s*)?"
+)
 
 
 def wait_until_ready(session: Session, generation: Generation) -> tuple[str, float]:
@@ -109,8 +115,10 @@ def _exited(session: Session, generation: Generation, rank: Rank, container: Con
 def first_cause(log: str) -> str:
     """The line of an engine's log that tells most: the last exception that is not the empty ending."""
     lines = [_NOISE.sub("", line).strip() for line in log.splitlines() if line.strip()]
-    telling = [line for line in lines if _TELLING.search(line) and not _EMPTY_ENDINGS.search(line)]
-    return (telling or lines or ["the log is empty"])[-1][:500]
+    saying = [line for line in lines if line and not _EMPTY_ENDINGS.search(line)]
+    exceptions = [line for line in saying if _EXCEPTION.search(line)]
+    telling = [line for line in saying if _TELLING.search(line)]
+    return (exceptions or telling or saying or ["the log is empty"])[-1][:500]
 
 
 def _last_words(session: Session, generation: Generation) -> str:

@@ -21,6 +21,9 @@ LOGS = Path(__file__).parents[2] / "recorded" / "logs"
         ("truncated_shard.log", "SafetensorError"),
         ("missing_shard.log", "Weight files referenced in index but missing"),
         ("max_model_len_too_large.log", "max seq len"),
+        ("unknown_architecture.log", "are not supported for now"),
+        ("unknown_model_type.log", "Transformers does not recognize this architecture"),
+        ("engine_dies_on_first_request.log", "Unexpected head dim size, 32"),
     ],
 )
 def test_the_cause_is_found_above_the_last_line_that_says_nothing(log, words):
