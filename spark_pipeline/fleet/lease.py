@@ -158,7 +158,7 @@ def look(host: Host, *, directory: str = DIRECTORY) -> Held | None:
 
 def _ask(host: Host, action: str, directory: str, request: _Request) -> tuple[bool, Held | None]:
     program = files("spark_pipeline.fleet").joinpath("lease_program.py").read_text(encoding="utf-8")
-    argv = ["python3", "-", action, directory, json.dumps(asdict(request))]
+    argv = ["python3", "-IS", "-", action, directory, json.dumps(asdict(request))]
     done = host.run(argv, input=program, timeout=_ASK_SECONDS, check=False)
     if done.status != 0:
         raise MachineError(
