@@ -28,10 +28,10 @@ def changing_fleet(context: dg.AssetExecutionContext, project: Project, deployme
     """
     _warn_of_lost_history(context)
     try:
-        with open_session(project, deployment, progress=context.log.info, run_id=context.run_id) as session:
-            owner = f"{getpass.getuser()}@{socket.gethostname()}, Dagster run {context.run_id[:8]}"
+        with open_session(project, deployment, progress=context.log.info, run_id=context.run.run_id) as session:
+            owner = f"{getpass.getuser()}@{socket.gethostname()}, Dagster run {context.run.run_id[:8]}"
             with hold(
-                session.head, fleet=session.fleet.name, owner=owner, run_id=context.run_id, progress=context.log.info
+                session.head, fleet=session.fleet.name, owner=owner, run_id=context.run.run_id, progress=context.log.info
             ) as lease:
                 yield session
                 lease.check()  # lost meanwhile: what this step saw last may not be true any more
