@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
+import threading
 from datetime import timedelta
 from pathlib import Path
 
@@ -67,6 +69,19 @@ def test_two_processes_that_append_at_once_lose_no_line(tmp_path: Path):
     for writer in writers:
         writer.join(timeout=60)
     assert sorted(one.seed for one in read(history)) == list(range(100))
+
+
+def test_an_append_waits_for_the_writer_that_holds_the_file(tmp_path: Path):
+    history = tmp_path / "tiny.jsonl"
+    append(history, point(seed=1))
+    with history.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        writer = threading.Thread(target=append, args=(history, point(seed=2)))
+        writer.start()
+        writer.join(timeout=0.2)
+        assert writer.is_alive()
+    writer.join(timeout=30)
+    assert [one.seed for one in read(history)] == [1, 2]
 
 
 def test_newest_keeps_one_point_a_shape_whatever_the_order_of_lines():

@@ -20,7 +20,11 @@ def body(page: str) -> str:
 
 
 def figures(page: str) -> list[dict[str, list[dict[str, object]]]]:
-    return [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page, re.DOTALL)]
+    return [json.loads(text) for text in raw_figures(page)]
+
+
+def raw_figures(page: str) -> list[str]:
+    return re.findall(r'<script type="application/json">(.*?)</script>', page, re.DOTALL)
 
 
 def test_each_deployment_and_profile_has_a_chart():
@@ -76,10 +80,13 @@ def test_an_empty_history_says_so_and_what_to_do():
 
 def test_values_cannot_become_markup():
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
-    page = render({"tiny": (point(run_id=evil, vllm_version=evil, serve_args=(evil,), image_declared=evil),)})
+    page = render(
+        {"tiny": (point(run_id=evil, vllm_version=evil, serve_args=(evil,), image_declared=evil, profile=evil),)}
+    )
     assert "alert(1)" in page
     assert "<script>alert" not in page
     assert "<img" not in body(page)
+    assert "<" not in "".join(raw_figures(page))
     assert "<img" not in str(figures(page)[0]["data"][0]["hovertext"])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -48,10 +49,15 @@ class Stage:
         )  # fmt: skip
         write_record(self.session, record)
 
-    def answers(self) -> None:
+    def answers(self, finished: Sequence[float] = ()) -> None:
+        """Every container runs. `finished`: requests finished as the endpoint says, one for each time it is asked."""
         self.head.on("docker", "container", "inspect", ..., stdout=container(0), times=None)
         self.peer.on("docker", "container", "inspect", ..., stdout=container(1), times=None)
-        self.head.on("docker", "exec", "-i", ..., "python3", "-", "8000", stdout=endpoint(), times=None)
+        probe = ("docker", "exec", "-i", ..., "python3", "-", "8000")
+        for count in finished:
+            self.head.on(*probe, stdout=endpoint(finished=count))
+        if not finished:
+            self.head.on(*probe, stdout=endpoint(), times=None)
         self.head.on(*EXEC, "rm", ..., times=None)
         self.head.on("sh", "-c", ..., stdout="engine's last line", times=None)
 
@@ -73,12 +79,13 @@ EIGHT = native(completed=32, total_output_tokens=512)
 
 def test_each_point_lands_in_the_history_with_the_tools_own_file_beside_it(stage: Stage):
     stage.serves()
-    stage.answers()
+    stage.answers(finished=(5, 13, 21, 53))
     stage.loads(WARM_UP, ONE, EIGHT)
     result = ensure(stage.session)
     stage.head.finish()
     assert (result.changed, result.measured) == (True, 2)
     assert [one.concurrency for one in result.points] == [1, 8]
+    assert [one.other_requests for one in result.points] == [0, 0]
     assert read(stage.history) == result.points
     assert [(stage.history.parent / one.native_file).read_text() for one in result.points] == [ONE, EIGHT]
     assert any("point 2 of 2" in line for line in stage.said)
