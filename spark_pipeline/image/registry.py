@@ -99,15 +99,21 @@ def _head(wanted: Reference, reference: str, insecure: bool, timeout_seconds: fl
         raise refused(f"no answer within {timeout_seconds:g} s", "check the network, or try again later") from error
     except SSLError as error:
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
-            raise refused(str(error), "let this machine trust the registry's certificate authority") from error
-        raise _TlsRefused(str(error)) from error
+            raise refused(_cause(error), "let this machine trust the registry's certificate authority") from error
+        raise _TlsRefused(_cause(error)) from error
     except ConnectionError as error:
-        raise _TlsRefused(str(error)) from error
+        raise _TlsRefused(_cause(error)) from error
     except (RequestException, KeyError, ValueError) as error:
         raise refused(f"{type(error).__name__}: {error}", "is this the address of an image registry?") from error
     if not _DIGEST.fullmatch(digest):
         raise refused(f"digest {digest[:80]!r}", "is this the address of an image registry?")
     return digest
+
+
+def _cause(error: Exception) -> str:
+    """The innermost words: requests wraps what urllib3 wraps, with the URL in each."""
+    wrapped = error.args[0] if error.args else error
+    return str(getattr(wrapped, "reason", None) or error)
 
 
 def _host(registry: str) -> str:

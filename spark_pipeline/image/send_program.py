@@ -67,11 +67,14 @@ def chain_of(v1_json, chains):
     identity = config.pop("id")
     if "parent" in config:
         config["parent"] = "sha256:" + config["parent"]
+    without_os = {key: value for key, value in config.items() if key != "os"}
     for chain in chains:
-        members = sorted({**config, "layer_id": chain}.items())
-        text = "{" + ",".join(go_json(key) + ":" + go_json(value) for key, value in members) + "}"
-        if hashlib.sha256(text.encode()).hexdigest() == identity:
-            return chain
+        # The engine adds `os` to all but the topmost layer's json after it has made the id.
+        for hashed in (without_os, config):
+            members = sorted({**hashed, "layer_id": chain}.items())
+            text = "{" + ",".join(go_json(key) + ":" + go_json(value) for key, value in members) + "}"
+            if hashlib.sha256(text.encode()).hexdigest() == identity:
+                return chain
     return None
 
 
@@ -115,6 +118,9 @@ class Counted:
         data = self.file.read(size)
         self.read_bytes += len(data)
         return data
+
+    def close(self):
+        self.file.close()
 
 
 def copy(source, sink, choice):
@@ -167,6 +173,7 @@ def main(order):
         while source.read(CHUNK):  # the padding behind the last member
             pass
     except BrokenPipeError:  # every loader ended early: each says why
+        source.close()
         save.kill()
     except (tarfile.TarError, OSError, ValueError) as error:
         broken = f"{type(error).__name__}: {error}"

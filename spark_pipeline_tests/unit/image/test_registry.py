@@ -1,0 +1,286 @@
+"""What a registry says of a tag, asked of a server on loopback that speaks as little of the protocol as it takes."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import json
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import IPv4Address
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from spark_pipeline.errors import ImageNotFoundError, RegistryError
+from spark_pipeline.image.registry import _may_be_plain, remote_digest
+
+MANIFEST = b'{"schemaVersion": 2}'
+MANIFEST_TYPE = "application/vnd.oci.image.index.v1+json"
+DIGEST = "sha256:" + hashlib.sha256(MANIFEST).hexdigest()
+Answer = tuple[int, dict[str, str], bytes]
+
+
+@dataclass
+class Asked:
+    method: str
+    path: str
+    authorization: str
+
+
+@dataclass
+class Registry:
+    """A server that answers by a function, and remembers what it was asked."""
+
+    address: str
+    asked: list[Asked] = field(default_factory=list)
+    answer: Callable[[Asked], Answer] = lambda asked: found()
+
+
+def found(digest: str | None = DIGEST, kind: str = MANIFEST_TYPE) -> Answer:
+    return 200, {"Content-Type": kind, **({"Docker-Content-Digest": digest} if digest else {})}, MANIFEST
+
+
+def refused(status: int, **headers: str) -> Answer:
+    return status, {"Content-Type": "application/json", **headers}, b"{}"
+
+
+def serve(context: ssl.SSLContext | None) -> Iterator[Registry]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked = Asked(self.command, self.path, self.headers.get("Authorization", ""))
+            registry.asked.append(asked)
+            status, headers, body = registry.answer(asked)
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, request: object, client_address: object) -> None:
+            pass  # a client that does not trust us hangs up
+
+    server = Server(("127.0.0.1", 0), Handler)
+    if context:
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    registry = Registry(f"127.0.0.1:{server.server_port}")
+    Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    yield registry
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def no_credentials_and_no_proxy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "docker").mkdir()
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    monkeypatch.setenv("no_proxy", "*")
+    return tmp_path / "docker" / "config.json"
+
+
+@pytest.fixture
+def plain() -> Iterator[Registry]:
+    yield from serve(None)
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "registry of a test")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    path = tmp_path / "registry.pem"
+    path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        + made.public_bytes(serialization.Encoding.PEM)
+    )
+    return path
+
+
+@pytest.fixture
+def secure(certificate: Path) -> Iterator[Registry]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    yield from serve(context)
+
+
+@pytest.fixture
+def trusted(secure: Registry, certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
+    return secure
+
+
+def with_tokens(registry: Registry) -> Callable[[Asked], Answer]:
+    """As Docker Hub does it: a 401 that names a token server, which gives a token for reading."""
+
+    def answer(asked: Asked) -> Answer:
+        if asked.path.startswith("/token?"):
+            return 200, {"Content-Type": "application/json"}, b'{"token": "t0ken"}'
+        if asked.authorization == "Bearer t0ken":
+            return found()
+        challenge = f'Bearer realm="https://{registry.address}/token",service="s",scope="repository:team/engine:pull"'
+        return refused(401, **{"WWW-Authenticate": challenge})
+
+    return answer
+
+
+def test_the_digest_is_asked_for_with_one_head_request(plain: Registry) -> None:
+    assert remote_digest(f"{plain.address}/team/engine:1.2") == DIGEST
+    assert [(asked.method, asked.path) for asked in plain.asked] == [("HEAD", "/v2/team/engine/manifests/1.2")]
+
+
+def test_a_reference_by_digest_is_confirmed_by_that_digest(plain: Registry) -> None:
+    assert remote_digest(f"{plain.address}/team/engine:1.2@{DIGEST}") == DIGEST
+    assert plain.asked[0].path == f"/v2/team/engine/manifests/{DIGEST}"
+
+
+def test_a_registry_that_sends_no_digest_header_is_asked_for_the_manifest(plain: Registry) -> None:
+    plain.answer = lambda asked: found(digest=None)
+    assert remote_digest(f"{plain.address}/team/engine") == DIGEST
+    assert [asked.method for asked in plain.asked] == ["HEAD", "GET"]
+
+
+def test_an_unknown_tag_is_not_found(plain: Registry) -> None:
+    plain.answer = lambda asked: refused(404)
+    with pytest.raises(ImageNotFoundError, match=r"has no .*/team/engine:9"):
+        remote_digest(f"{plain.address}/team/engine:9")
+
+
+def test_a_login_page_is_not_taken_for_a_manifest(plain: Registry) -> None:
+    plain.answer = lambda asked: found(digest=None, kind="text/html")
+    with pytest.raises(RegistryError) as caught:
+        remote_digest(f"{plain.address}/team/engine")
+    assert "'text/html' instead of a manifest" in caught.value.observed
+
+
+def test_a_digest_that_is_none_is_refused(plain: Registry) -> None:
+    plain.answer = lambda asked: found(digest="sha256:beef")
+    with pytest.raises(RegistryError) as caught:
+        remote_digest(f"{plain.address}/team/engine")
+    assert "sha256:beef" in caught.value.observed
+
+
+@pytest.mark.parametrize(
+    ("status", "remedy"), [(403, "docker login"), (429, "raise the limit"), (503, "try again later")]
+)
+def test_a_refusal_is_named_with_what_to_do(plain: Registry, status: int, remedy: str) -> None:
+    plain.answer = lambda asked: refused(status)
+    with pytest.raises(RegistryError) as caught:
+        remote_digest(f"{plain.address}/team/engine")
+    assert caught.value.observed.startswith(str(status))
+    assert remedy in caught.value.remedy
+
+
+def test_a_registry_that_never_answers_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf, pytest.raises(RegistryError) as caught:
+        remote_digest(f"127.0.0.1:{deaf.getsockname()[1]}/team/engine", timeout_seconds=0.2)
+    assert caught.value.observed == "no answer within 0.2 s"
+
+
+def test_a_registry_where_nobody_listens_is_named_with_the_reason() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with pytest.raises(RegistryError) as caught:
+        remote_digest(f"{address}/team/engine")
+    assert address in caught.value.what
+    assert "Connection refused" in caught.value.observed
+    assert "Max retries" not in caught.value.observed
+
+
+def test_a_public_image_is_read_with_a_token_for_nobody(trusted: Registry) -> None:
+    trusted.answer = with_tokens(trusted)
+    assert remote_digest(f"{trusted.address}/team/engine") == DIGEST
+    (token,) = [asked for asked in trusted.asked if asked.path.startswith("/token?")]
+    assert "scope=repository%3Ateam%2Fengine%3Apull" in token.path
+    assert token.authorization == ""
+
+
+def test_a_private_image_is_read_with_the_credentials_of_docker_login(
+    trusted: Registry, no_credentials_and_no_proxy: Path
+) -> None:
+    trusted.answer = with_tokens(trusted)
+    login = base64.b64encode(b"anna:s3cret").decode()
+    no_credentials_and_no_proxy.write_text(json.dumps({"auths": {trusted.address: {"auth": login}}}))
+    assert remote_digest(f"{trusted.address}/team/engine") == DIGEST
+    (token,) = [asked for asked in trusted.asked if asked.path.startswith("/token?")]
+    assert token.authorization == f"Basic {login}"
+
+
+def test_a_registry_with_passwords_of_its_own_is_read_too(trusted: Registry, no_credentials_and_no_proxy: Path) -> None:
+    login = base64.b64encode(b"anna:s3cret").decode()
+    wanted = f"Basic {login}"
+    trusted.answer = lambda asked: (
+        found() if asked.authorization == wanted else refused(401, **{"WWW-Authenticate": 'Basic realm="r"'})
+    )
+    no_credentials_and_no_proxy.write_text(json.dumps({"auths": {trusted.address: {"auth": login}}}))
+    assert remote_digest(f"{trusted.address}/team/engine") == DIGEST
+
+
+def test_a_refused_login_shows_no_secret(trusted: Registry, no_credentials_and_no_proxy: Path) -> None:
+    trusted.answer = lambda asked: refused(401, **{"WWW-Authenticate": 'Basic realm="r"'})
+    login = base64.b64encode(b"anna:s3cret").decode()
+    no_credentials_and_no_proxy.write_text(json.dumps({"auths": {trusted.address: {"auth": login}}}))
+    with pytest.raises(RegistryError) as caught:
+        remote_digest(f"{trusted.address}/team/engine")
+    assert f"docker login {trusted.address}" in caught.value.remedy
+    assert "s3cret" not in str(caught.value)
+    assert login not in str(caught.value)
+
+
+def test_credentials_are_never_sent_in_plain_http(plain: Registry, no_credentials_and_no_proxy: Path) -> None:
+    plain.answer = lambda asked: refused(401, **{"WWW-Authenticate": 'Basic realm="r"'})
+    login = base64.b64encode(b"anna:s3cret").decode()
+    no_credentials_and_no_proxy.write_text(json.dumps({"auths": {plain.address: {"auth": login}}}))
+    with pytest.raises(RegistryError) as caught:
+        remote_digest(f"{plain.address}/team/engine")
+    assert "plain http" in caught.value.observed
+    assert {asked.authorization for asked in plain.asked} == {""}
+
+
+def test_a_certificate_that_is_not_trusted_ends_the_matter(secure: Registry) -> None:
+    with pytest.raises(RegistryError) as caught:
+        remote_digest(f"{secure.address}/team/engine")
+    assert "CERTIFICATE_VERIFY_FAILED" in caught.value.observed
+    assert secure.asked == []
+
+
+@pytest.mark.parametrize(
+    ("registry", "plain"),
+    [
+        ("localhost:5000", True),
+        ("127.0.0.1", True),
+        ("10.77.0.1:5000", True),
+        ("[::1]:5000", True),
+        ("docker.io", False),
+        ("registry.example.com:5000", False),
+        ("8.8.8.8:5000", False),
+    ],
+)
+def test_plain_http_is_for_literal_private_addresses_only(registry: str, plain: bool) -> None:
+    assert _may_be_plain(registry) is plain
