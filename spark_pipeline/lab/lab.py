@@ -6,10 +6,11 @@ finds everything of ours after any crash, and nothing that is not ours.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -55,6 +56,8 @@ class Lab:
         status = self.status()
         if self._whole(status, nodes):
             return status
+        demand(lacks(observe(self.plan, self.paths)))
+        self._refuse_if_not_ours()
         with self._lock(say):
             if not self._whole(self.status(), nodes):
                 self._mend(nodes, say)
@@ -67,6 +70,9 @@ class Lab:
             LabError: something stayed; it is named.
         """
         say = with_elapsed_time(progress)
+        if os.geteuid() != 0:
+            raise LabError("taking the lab down needs root", remedy="run it with sudo, or as root")
+        self._refuse_if_not_ours()
         if purge:
             self._refuse_to_purge_under_others()
         with self._lock(say):
@@ -82,6 +88,8 @@ class Lab:
             if purge:
                 say(f"removing {self.paths.own}")
                 shutil.rmtree(self.paths.own)
+                with suppress(OSError):
+                    self.paths.own.parent.rmdir()  # if we were all it held
 
     def status(self) -> LabStatus:
         """What is up now; changes nothing."""
@@ -153,7 +161,6 @@ class Lab:
         return tuple(found)
 
     def _mend(self, count: int, say: Say) -> None:
-        demand(lacks(observe(self.paths)))
         root = ensure_node_root(say, self.paths)
         present = self._present(count)
         ensure_keys(self.paths, present)
@@ -163,7 +170,7 @@ class Lab:
         for node in broken:
             node.stop()
         network.hold_namespace_folder(self.paths.cache)
-        network.ensure_bridges(self.plan)
+        network.ensure_bridges(self.plan, self.paths.own.resolve())
         fresh = [node for node in broken if node.disk_is_fresh]
         for node in broken:
             say(f"starting {node.plan.name}{'' if node in fresh else ', with the disk it had'}")
@@ -207,6 +214,16 @@ class Lab:
 
     def _lock(self, say: Say) -> AbstractContextManager[None]:
         return only_one(self.paths.run / "lock", say, what=f"the lab {self.plan.prefix!r}")
+
+    def _refuse_if_not_ours(self) -> None:
+        """A lab of the same name may belong to another user or another cache: its disks are not ours to end."""
+        owner = network.owner(self.plan)
+        if owner and owner != str(self.paths.own.resolve()):
+            raise LabError(
+                f"a lab {self.plan.prefix!r} with another cache is up on this machine",
+                observed=f"its folder is {owner}, ours {self.paths.own}",
+                remedy="take that one down first, with the XDG_CACHE_HOME or HOME it was started with",
+            )
 
     def _refuse_to_purge_under_others(self) -> None:
         others = [path for path in self.paths.own.glob("beside/*/run/*.pid") if read_pid_file(path)]

@@ -41,11 +41,27 @@ def processes_in(namespace: str) -> tuple[int, ...]:
     return tuple(int(word) for word in answer.stdout.split())
 
 
-def ensure_bridges(plan: LabPlan) -> None:
+def owner(plan: LabPlan) -> str:
+    """The folder of the lab that made the management bridge; empty when there is none, or none is noted."""
+    try:
+        return Path(f"/sys/class/net/{plan.bridge}/ifalias").read_text().strip()
+    except FileNotFoundError:
+        return ""
+
+
+def route_conflict(plan: LabPlan) -> str:
+    """A route of this machine, other than the default and our own, that the management network would cover."""
+    shown = run(["ip", "-o", "route", "show", "to", "match", str(plan.host_address)], check=False).stdout
+    lines = [line for line in shown.splitlines() if not line.startswith("default") and plan.bridge not in line.split()]
+    return lines[0].strip() if lines else ""
+
+
+def ensure_bridges(plan: LabPlan, folder: Path) -> None:
     """Management bridge on the host, fabric bridges in their namespace; what an interrupted `up` began is completed."""
     if plan.bridge not in links():
         # An address of its own: otherwise a bridge takes one of its ports', and changes it under its neighbours.
         _ip("link", "add", plan.bridge, "address", _mac(plan.host_address), "type", "bridge")
+    _ip("link", "set", plan.bridge, "alias", str(folder))
     _ip("addr", "replace", f"{plan.host_address}/{plan.management.prefixlen}", "dev", plan.bridge)
     _ip("link", "set", plan.bridge, "up")
     if plan.fabric_namespace not in namespaces():

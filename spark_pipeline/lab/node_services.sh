@@ -21,7 +21,7 @@ rm -rf /run/seed
 # No bridge and no rules: containers use the node's own network. cgroupfs: no systemd here.
 dockerd --cgroup-parent="/$cgroup" --exec-opt native.cgroupdriver=cgroupfs \
     --bridge=none --iptables=false --ip-forward=false --ip-masq=false \
-    --storage-driver=overlay2 --insecure-registry "$registry" &
+    --storage-driver=overlay2 --insecure-registry "$registry" --log-level=warn &
 
 # A service that ends stays ended, as a test of its failure needs it; `up` starts the node anew.
 # `wait` also reaps the orphans that every first process of a PID namespace inherits.

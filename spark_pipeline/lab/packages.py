@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,8 @@ def ensure_packages(progress: Say, paths: LabPaths | None = None) -> None:
     registry = registry_program(paths)
     if not wanted and registry.exists():
         return
+    if os.geteuid() != 0:
+        raise LabError("apt-get needs root", remedy="run it with sudo, or as root")
     if not shutil.which("apt-get"):
         raise LabError("the lab's tools can be installed on Debian only: there is no apt-get here")
     progress("apt-get update")

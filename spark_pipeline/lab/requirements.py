@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_pipeline.errors import LabError
+from spark_pipeline.lab import network
 from spark_pipeline.lab.commands import run
 from spark_pipeline.lab.packages import REGISTRY_PACKAGE, Tool, missing_tools, registry_program
 from spark_pipeline.lab.paths import LabPaths
+from spark_pipeline.lab.plan import LabPlan
 
 # First time: root 0.6 GB, engine image 3.7 GB on each of two nodes and once in the registry, its build.
 FREE_DISK_FIRST_GB = 20
@@ -41,6 +43,7 @@ class Machine:
     registry: bool
     kernel_refusal: str  # empty: namespaces, links and overlays can be made
     cgroups: bool
+    route_conflict: str  # empty: none
     free_disk_gb: float
     needed_disk_gb: float
     free_memory_gb: float
@@ -55,11 +58,11 @@ class Lack:
     remedy: str
 
 
-def observe(paths: LabPaths) -> Machine:
+def observe(plan: LabPlan, paths: LabPaths) -> Machine:
     """Look at this machine."""
     root = os.geteuid() == 0
     missing = missing_tools()
-    paths.own.mkdir(parents=True, exist_ok=True)
+    folder = next(path for path in (paths.own, *paths.own.parents) if path.exists())
     return Machine(
         root=root,
         missing=missing,
@@ -67,9 +70,10 @@ def observe(paths: LabPaths) -> Machine:
         kernel_refusal="" if not root or missing else _kernel_refusal(paths),
         cgroups=Path("/sys/fs/cgroup").is_dir() and os.path.ismount("/sys/fs/cgroup"),
         needed_disk_gb=FREE_DISK_GB if any(paths.nodes.glob("*/docker")) else FREE_DISK_FIRST_GB,
-        free_disk_gb=shutil.disk_usage(paths.own).free / 1e9,
+        route_conflict=network.route_conflict(plan) if not missing else "",
+        free_disk_gb=shutil.disk_usage(folder).free / 1e9,
         free_memory_gb=_available_memory_bytes() / 1e9,
-        folder=paths.own,
+        folder=folder,
     )
 
 
@@ -89,6 +93,9 @@ def lacks(machine: Machine) -> tuple[Lack, ...]:
         found.append(Lack(f"the kernel refuses what a node is made of: {machine.kernel_refusal}", remedy))
     if not machine.cgroups:
         found.append(Lack("/sys/fs/cgroup is not mounted: containers need it", "mount it, as every init system does"))
+    if machine.route_conflict:
+        what = f"the management network is in use on this machine: {machine.route_conflict}"
+        found.append(Lack(what, "end what made that route (a VPN, another network of virtual machines)"))
     if machine.free_disk_gb < machine.needed_disk_gb:
         what = f"{machine.free_disk_gb:.1f} GB free at {machine.folder}, {machine.needed_disk_gb} GB are needed"
         found.append(Lack(what, "free some, or set XDG_CACHE_HOME to a larger disk"))

@@ -236,7 +236,7 @@ def test_up_mends_what_was_lost(second_lab: Lab, lost: str) -> None:
         subprocess.run(["ip", "addr", "flush", "dev", second_lab.plan.bridge], check=True, timeout=10)
     elif lost == "fabric bridge":
         second_lab.down()
-        network.ensure_bridges(second_lab.plan)
+        network.ensure_bridges(second_lab.plan, second_lab.paths.own)
         fabric = ["ip", "-n", second_lab.plan.fabric_namespace]
         subprocess.run([*fabric, "link", "del", "fabric0"], check=True, timeout=10)
     elif lost == "fabric":
