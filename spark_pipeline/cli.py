@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from spark_pipeline import cli_text as text
+from spark_pipeline import text
 from spark_pipeline.errors import SparkPipelineError
 from spark_pipeline.spec.project import Project
 
@@ -103,13 +103,13 @@ def facts(name: str, directory: Path | None, as_json: bool) -> None:
     "directory",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Plan from recordings in this folder and contact nothing: NODE.txt of `fleet facts --record`, manifest.json, "
-    "image.json, engine.json (docs: spark_pipeline/cli_plan.py).",
+    "image.json, engine.json (see spark_pipeline/plans.py).",
 )
 @as_json
 def plan(deployment: str, directory: Path | None, as_json: bool) -> None:
     """Every stage's plan, with the exact commands and the reasons; changes nothing."""
-    from spark_pipeline.cli_plan import observed_plans, recorded_plans
     from spark_pipeline.fleet.session import open_session
+    from spark_pipeline.plans import observed_plans, recorded_plans
 
     project = Project.load()
     if directory is not None:

@@ -1,4 +1,4 @@
-"""What the command line prints: facts as text for a person, or as one JSON document."""
+"""Facts as text for a person, or as one JSON document: what the command line and the demo print."""
 
 from __future__ import annotations
 
