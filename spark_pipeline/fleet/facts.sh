@@ -22,7 +22,7 @@ if docker=$(docker info --format '{{.ServerVersion}} {{.DockerRootDir}}' 2>/dev/
     printf '%s\n' "$docker"
     section docker_free; free "${docker#* }"
 else
-    section docker_problem; { docker info >/dev/null; } 2>&1 | tail -n 3
+    section docker_problem; { docker version --format '{{.Server.Version}}' >/dev/null; } 2>&1 | tail -n 3
 fi
 section addresses; ip -o -4 addr show 2>/dev/null
 section links

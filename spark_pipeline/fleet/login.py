@@ -154,12 +154,11 @@ def _authenticate(route: Route, transport: paramiko.Transport, keys: tuple[Key, 
         except (paramiko.SSHException, EOFError, OSError) as error:
             refused.append(f"{key.label}: the server hung up ({str(error) or 'too many keys, or no such user'})")
             break
-    public = (route.ssh.key or "~/.ssh/id_ed25519") + ".pub"
     raise LoginRefusedError(
         f"user {route.ssh.user} may not log in at {route.target}",
         node=route.node,
         observed="\n".join(refused) or "there is no key to try: no agent, nothing in ~/.ssh",
-        remedy=f"put the key on the node: {route.by_hand(f'ssh-copy-id -i {public}')}\n"
+        remedy=f"put the key on the node: {route.by_hand('ssh-copy-id')}\n"
         f"or name another one in data/fleets/{route.fleet}.yaml (ssh.user, ssh.key)",
     )
 

@@ -38,13 +38,12 @@ class Route:
         return "this machine" if self.via is None or self.via.ssh is None else f"node {self.via.name}"
 
     def by_hand(self, program: str = "ssh") -> str:
-        """The same login as a person would type it."""
+        """The same login as a person would type it: `ssh`, or a program that takes ssh's options."""
         words = [program]
         if self.ssh.key:
             words += ["-i", self.ssh.key]
         if self.via is not None and self.via.ssh is not None:
-            jump = f"{self.via.ssh.user}@{self.via.ssh.host}:{self.via.ssh.port}"
-            words += ["-o", f"ProxyJump={jump}"]
+            words += ["-o", f"ProxyJump={self.via.ssh.user}@{self.via.ssh.host}:{self.via.ssh.port}"]
         if self.ssh.port != 22:
             words += ["-p", str(self.ssh.port)]
         return " ".join([*words, f"{self.ssh.user}@{self.ssh.host}"])
