@@ -35,7 +35,7 @@ def remove(name: str, wait_s: float = 10) -> None:
         while top.is_dir():
             try:
                 for folder, _, _ in os.walk(top, topdown=False):
-                    os.rmdir(folder)
+                    Path(folder).rmdir()
             except FileNotFoundError:
                 continue  # the engine's own clean-up was faster
             except OSError as error:

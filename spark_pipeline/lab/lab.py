@@ -70,8 +70,6 @@ class Lab:
             LabError: something stayed; it is named.
         """
         say = with_elapsed_time(progress)
-        if os.geteuid() != 0:
-            raise LabError("taking the lab down needs root", remedy="run it with sudo, or as root")
         self._refuse_if_not_ours()
         if purge:
             self._refuse_to_purge_under_others()
@@ -94,8 +92,9 @@ class Lab:
     def status(self) -> LabStatus:
         """What is up now; changes nothing."""
         hub, registry = service.services(self.plan, self.paths)
+        nodes = () if self._other_owner else tuple(node for node in self._nodes() if node.exists)
         return LabStatus(
-            nodes=tuple(node.status() for node in self._nodes() if node.exists),
+            nodes=tuple(node.status() for node in nodes),
             hub_url=self.plan.hub_url,
             hub_ok=hub.answers,
             registry=self.plan.registry_address,
@@ -213,12 +212,18 @@ class Lab:
         return tuple(node.plan for node in self._nodes() if node.plan in first or node.exists)
 
     def _lock(self, say: Say) -> AbstractContextManager[None]:
+        if os.geteuid() != 0:
+            raise LabError("changing the lab needs root", remedy="run it with sudo, or as root")
         return only_one(self.paths.run / "lock", say, what=f"the lab {self.plan.prefix!r}")
+
+    @property
+    def _other_owner(self) -> str:
+        owner = network.owner(self.plan)
+        return "" if owner == str(self.paths.own.resolve()) else owner
 
     def _refuse_if_not_ours(self) -> None:
         """A lab of the same name may belong to another user or another cache: its disks are not ours to end."""
-        owner = network.owner(self.plan)
-        if owner and owner != str(self.paths.own.resolve()):
+        if owner := self._other_owner:
             raise LabError(
                 f"a lab {self.plan.prefix!r} with another cache is up on this machine",
                 observed=f"its folder is {owner}, ours {self.paths.own}",

@@ -32,7 +32,7 @@ def namespaces() -> frozenset[str]:
 
 def links() -> frozenset[str]:
     """Names of the host's own network interfaces."""
-    return frozenset(os.listdir("/sys/class/net"))
+    return frozenset(path.name for path in Path("/sys/class/net").iterdir())
 
 
 def processes_in(namespace: str) -> tuple[int, ...]:

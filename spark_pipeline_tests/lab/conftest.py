@@ -9,6 +9,7 @@ from ipaddress import IPv4Network
 import pytest
 
 from spark_pipeline.lab.lab import Lab
+from spark_pipeline.lab.packages import ensure_packages
 from spark_pipeline.lab.paths import LabPaths
 from spark_pipeline.lab.plan import LabPlan
 
@@ -24,8 +25,9 @@ def lab() -> Iterator[Lab]:
 
     A test that breaks something of it puts it back.
     """
+    ensure_packages(say)
     shared = Lab()
-    was_up = shared.status().up
+    was_up = bool(shared.status().nodes)
     shared.up(2, say)
     yield shared
     if not was_up:
@@ -41,6 +43,7 @@ def second_lab_definition() -> Lab:
 @pytest.fixture(scope="module")
 def second_lab(second_lab_definition: Lab) -> Iterator[Lab]:
     """The second lab, up, for tests that kill its parts or take it down; removed at the end, cache and all."""
+    ensure_packages(say)
     second_lab_definition.down(progress=say)
     second_lab_definition.up(2, say)
     yield second_lab_definition

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -15,9 +14,12 @@ import pytest
 from spark_pipeline.errors import LabError
 from spark_pipeline.lab import cgroups, network
 from spark_pipeline.lab.lab import Lab
+from spark_pipeline.lab.paths import LabPaths
 from spark_pipeline.lab.plan import LabPlan
 from spark_pipeline.lab.probes import ssh_greets
 from spark_pipeline.lab.processes import ProcessId, identify, read_pid_file
+
+pytestmark = pytest.mark.lab
 
 REPOSITORY = Path(__file__).parents[2]
 ANY_HOST = ("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR")
@@ -69,14 +71,14 @@ def processes_in_namespaces_of(lab: Lab) -> Callable[[], set[int]]:
     """A question for later: which processes are still in one of the namespaces that the nodes have now."""
     kinds = ("net", "mnt", "pid", "ipc", "uts")
     inits = [node for node in (lab.node(status.name).init for status in lab.status().nodes) if node]
-    ours = {os.readlink(f"/proc/{init.pid}/ns/{kind}") for init in inits for kind in kinds}
+    ours = {Path(f"/proc/{init.pid}/ns/{kind}").readlink() for init in inits for kind in kinds}
 
     def ask() -> set[int]:
         found: set[int] = set()
-        for entry in filter(str.isdigit, os.listdir("/proc")):
+        for entry in Path("/proc").glob("[0-9]*"):
             try:
-                if ours & {os.readlink(f"/proc/{entry}/ns/{kind}") for kind in kinds}:
-                    found.add(int(entry))
+                if ours & {(entry / "ns" / kind).readlink() for kind in kinds}:
+                    found.add(int(entry.name))
             except OSError:
                 continue
         return found
@@ -198,7 +200,9 @@ def test_a_killed_node_comes_back_with_its_disk_and_host_key(second_lab: Lab) ->
     before = pids(second_lab)
     second_lab.kill_node("peer")
     dead = second_lab.status().node("peer")
-    assert dead and dead.pid is None and not dead.ok
+    assert dead
+    assert dead.pid is None
+    assert not dead.ok
     assert second_lab.up(2).up
     after = pids(second_lab)
     assert after.pop("peer") != before.pop("peer")
@@ -221,7 +225,8 @@ def test_up_mends_a_node_whose_service_was_killed(second_lab: Lab, node: str, co
 def test_up_starts_a_killed_service_and_leaves_the_nodes_alone(second_lab: Lab, name: str) -> None:
     before = pids(second_lab)
     service = before[name]
-    assert service and service.end()
+    assert service
+    assert service.end()
     assert second_lab.up(2).up
     assert {key: value for key, value in pids(second_lab).items() if key != name} == {
         key: value for key, value in before.items() if key != name
@@ -254,8 +259,9 @@ def test_up_mends_what_was_lost(second_lab: Lab, lost: str) -> None:
 def test_up_after_the_machine_crashed(second_lab: Lab) -> None:
     """What a crash leaves: pid files of processes that are gone, names of namespaces with nothing behind them."""
     for process in pids(second_lab).values():
-        assert process and process.end()
-    for node in (*second_lab.plan.first(2),):
+        assert process
+        assert process.end()
+    for node in second_lab.plan.first(2):
         network.detach(second_lab.plan, node)
         cgroups.remove(node.cgroup)
         (network.NAMESPACES / node.namespace).touch()
@@ -340,6 +346,17 @@ def test_down_leaves_nothing(second_lab: Lab) -> None:
 def test_down_of_a_lab_that_is_down_is_no_error(second_lab: Lab) -> None:
     second_lab.down()
     second_lab.down()
+
+
+@pytest.mark.parametrize("call", ["up", "down"])
+def test_a_lab_of_another_cache_is_left_alone(second_lab: Lab, tmp_path: Path, call: str) -> None:
+    assert second_lab.up(2).up
+    before = pids(second_lab)
+    other = Lab(second_lab.plan, LabPaths(cache=second_lab.paths.cache, own=tmp_path / "own"))
+    with pytest.raises(LabError) as caught:
+        getattr(other, call)()
+    assert str(second_lab.paths.own) in caught.value.observed
+    assert pids(second_lab) == before
 
 
 def test_down_spares_a_process_that_took_over_a_noted_pid(second_lab: Lab) -> None:

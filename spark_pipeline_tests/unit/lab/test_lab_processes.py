@@ -96,9 +96,13 @@ def test_a_time_limit_ends_grandchildren_too(tmp_path: Path) -> None:
 
 def test_a_lock_is_waited_for_and_its_holder_can_be_found(tmp_path: Path) -> None:
     said: list[str] = []
-    with only_one(tmp_path / "lock", silent, what="x"), pytest.raises(LabError) as caught:
-        with only_one(tmp_path / "lock", said.append, what="x", wait_s=0.3):
-            raise AssertionError("two at once")
+    lock = tmp_path / "lock"
+    with (
+        only_one(lock, silent, what="x"),
+        pytest.raises(LabError) as caught,
+        only_one(lock, said.append, what="x", wait_s=0.3),
+    ):
+        raise AssertionError("two at once")
     assert "fuser" in caught.value.remedy
     assert said == ["waiting: another process works on x"]
 

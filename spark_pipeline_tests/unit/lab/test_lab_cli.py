@@ -1,0 +1,47 @@
+"""`spark-pipeline lab`: an error is its text and status 1; progress never gets between the facts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from spark_pipeline.errors import LabError
+from spark_pipeline.lab import cli
+from spark_pipeline.lab.lab import Lab
+from spark_pipeline.lab.status import LabStatus, NodeStatus
+
+HEAD = NodeStatus("head", "10.77.0.10", "192.168.200.12", "192.168.201.12", 7, True, True, "20.10.24")
+UP = LabStatus((HEAD,), "http://h", True, "r", True, Path("/k"), "spark")
+
+
+def test_an_error_is_told_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> LabStatus:
+        raise LabError("this machine lacks 1 thing", observed="- not root", remedy="- sudo")
+
+    monkeypatch.setattr(Lab, "up", refuse)
+    result = CliRunner().invoke(cli.lab, ["up"])
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr == "this machine lacks 1 thing\n  observed: - not root\n  remedy:   - sudo\n"
+
+
+def test_progress_of_up_goes_to_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    def bring_up(_: Lab, nodes: int, progress: Callable[[str], None]) -> LabStatus:
+        progress(f"starting {nodes}")
+        return UP
+
+    monkeypatch.setattr(Lab, "up", bring_up)
+    result = CliRunner().invoke(cli.lab, ["up", "--nodes", "3"])
+    assert result.exit_code == 0
+    assert result.stderr == "starting 3\n"
+    assert "10.77.0.10" in result.stdout
+
+
+@pytest.mark.parametrize("nodes", ["0", "9", "two"])
+def test_a_number_of_nodes_that_no_lab_has_is_refused(nodes: str) -> None:
+    result = CliRunner().invoke(cli.lab, ["up", "--nodes", nodes])
+    assert result.exit_code == 2
+    assert "--nodes" in result.stderr
