@@ -96,8 +96,8 @@ class _Fetcher:
                 failures = 0 if part.size_bytes > size_before else failures + 1
                 if failures >= MAX_FAILURES:
                     raise Problem("hub", f"{part.file.path} does not come", str(error)) from error
-                pause = error.retry_after_seconds or min(2.0**failures, MAX_PAUSE_SECONDS)
-                emit("note", text=f"{part.file.path}: {error}; again in {pause:.0f} s from byte {part.size_bytes}")
+                pause = error.retry_after_seconds or (2.0**failures if failures else 0.1)
+                emit("note", text=f"{part.file.path}: {error}; again in {pause:.3g} s from byte {part.size_bytes}")
                 self.stopped.wait(pause)
         actual = part.digest.hexdigest()
         if not part.is_complete or actual == part.file.digest:

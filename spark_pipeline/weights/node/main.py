@@ -14,8 +14,13 @@ from spark_pipeline.weights.node.verify import give_back_all, only_one, seal, ve
 
 
 def main() -> int:
+    return run(sys.stdin.buffer.read())
+
+
+def run(request: bytes) -> int:
+    """Do what the request says; the exit status."""
     try:
-        report = perform(Request.from_json(sys.stdin.buffer.read()))
+        report = perform(Request.from_json(request))
     except Problem as problem:
         emit("problem", kind=problem.kind, what=problem.what, observed=problem.observed)
         return 1

@@ -1,0 +1,116 @@
+"""What a hub says, taken in once, and refused where it cannot be trusted."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from pydantic import ValidationError
+
+from spark_pipeline.errors import HubError, RevisionNotFoundError, WeightsError
+from spark_pipeline.lab.hub_store import publish
+from spark_pipeline.spec.deployment import Model
+from spark_pipeline.weights.manifest import ManifestFile, keep_manifest, manifest_path, read_manifest
+from spark_pipeline.weights.revision import Hub, ask, resolve
+
+FILES = {"config.json": b"{}", "model.bin": b"weights"}
+
+
+def test_a_branch_becomes_forty_hex_digits_and_every_file_has_size_and_digest(hub):
+    manifest = hub.publish(FILES)
+
+    assert len(manifest.commit) == 40
+    config, weights = manifest.files
+    assert (config.path, config.size_bytes, config.sha256) == ("config.json", 2, None)
+    assert config.git_sha1 == "9e26dfeeb6e641a33dae4961196235bdb965b21b"  # `printf '{}' | git hash-object --stdin`
+    assert (weights.sha256, weights.git_sha1) == (hashlib.sha256(b"weights").hexdigest(), None)
+    assert manifest.size_bytes == 9
+
+
+def test_one_call_for_a_branch_and_none_for_a_commit_whose_manifest_is_stored(hub, tmp_path):
+    hub.publish(FILES)
+    hub.forget()
+    model = Model(repo=hub.repo, hub_url=hub.url)
+
+    first = resolve(model, "main", tmp_path)
+    keep_manifest(tmp_path, first)
+    assert len(hub.log()) == 1
+
+    assert resolve(model, first.commit, tmp_path) == first
+    assert len(hub.log()) == 1
+
+
+def test_the_stored_manifest_is_read_without_any_hub(hub, tmp_path):
+    manifest = hub.publish(FILES)
+    keep_manifest(tmp_path, manifest)
+
+    stored = read_manifest(tmp_path)
+
+    assert stored == manifest
+    assert stored is not None
+    assert stored.sha256 == manifest.sha256
+
+
+def test_a_manifest_that_is_stored_already_is_not_written_again(hub, tmp_path):
+    manifest = hub.publish(FILES)
+    keep_manifest(tmp_path, manifest)
+    before = manifest_path(tmp_path).stat().st_ino
+
+    keep_manifest(tmp_path, manifest)
+
+    assert manifest_path(tmp_path).stat().st_ino == before
+
+
+def test_the_manifests_name_changes_with_any_file(manifest_of):
+    assert manifest_of(FILES).sha256 == manifest_of(FILES).sha256
+    assert manifest_of(FILES).sha256 != manifest_of({**FILES, "config.json": b"{ }"}).sha256
+    assert manifest_of(FILES).sha256 != manifest_of(FILES, commit="d" * 40).sha256
+
+
+def test_an_unknown_revision_and_an_unknown_repository_are_told_apart(hub):
+    hub.publish(FILES)
+
+    with pytest.raises(RevisionNotFoundError, match="has no revision 'nope'"):
+        ask(Hub(hub.url), hub.repo, "nope")
+    with pytest.raises(RevisionNotFoundError, match="no model 'lab/other'"):
+        ask(Hub(hub.url), "lab/other", "main")
+
+
+def test_a_hub_that_cannot_be_reached_is_said_so_with_a_way_on(hub, tmp_path):
+    manifest = hub.publish(FILES)
+    keep_manifest(tmp_path, manifest)
+    gone = Model(repo=hub.repo, hub_url="http://127.0.0.1:9")
+
+    with pytest.raises(HubError, match="cannot be reached") as caught:
+        resolve(gone, "main", tmp_path)
+
+    assert f"declare revision: {manifest.commit}" in caught.value.remedy
+
+
+def test_the_token_comes_from_the_environment_and_shows_nowhere(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub = Hub.of(Model(repo="a/b", hub_url="http://127.0.0.1:9"))
+
+    assert hub.token == "hf_secret"
+    assert "hf_secret" not in repr(hub)
+    with pytest.raises(HubError) as caught:
+        ask(hub, "a/b", "main")
+    assert "hf_secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../b", "a//b", ".", "", "./a", ".spark_pipeline/x", "a/"])
+def test_paths_that_leave_the_directory_or_enter_ours_are_refused(path):
+    with pytest.raises(ValidationError, match="would leave"):
+        ManifestFile(path=path, size_bytes=1, sha256="0" * 64)
+
+
+@pytest.mark.parametrize("path", ["-rf", "a b/$(x)", "..x", "x..", "é", "#a", "q'\"", "a/.spark_pipeline"])
+def test_odd_but_harmless_paths_are_taken(path):
+    assert ManifestFile(path=path, size_bytes=1, sha256="0" * 64).path == path
+
+
+def test_a_repository_without_weights_is_no_model(hub):
+    publish(hub.server.root, hub.repo, {"README.md": b"soon"})
+
+    with pytest.raises(WeightsError, match="holds no weights"):
+        ask(Hub(hub.url), hub.repo, "main")
