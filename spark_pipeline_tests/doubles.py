@@ -9,7 +9,7 @@ from types import EllipsisType
 from typing import Self, TypeVar
 
 from spark_pipeline.errors import MachineError
-from spark_pipeline.fleet.execution import failure
+from spark_pipeline.fleet.failures import failure
 from spark_pipeline.fleet.host import Completed, Words, shell_text
 from spark_pipeline.fleet.parallel import each
 

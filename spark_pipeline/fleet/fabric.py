@@ -14,7 +14,7 @@ from spark_pipeline.errors import (
 )
 from spark_pipeline.fleet import pins
 from spark_pipeline.fleet.connection import FleetConnection
-from spark_pipeline.fleet.execution import last_lines
+from spark_pipeline.fleet.failures import last_lines
 from spark_pipeline.fleet.host import Completed, Host, Words, shell_text
 from spark_pipeline.fleet.parallel import each
 from spark_pipeline.spec.fleet import Fleet, Node

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from spark_pipeline.fleet.execution import Cancelled, cancelled_by, stop_if_cancelled
+from spark_pipeline.fleet.cancel import cancelled_by, stop_if_cancelled
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -50,6 +50,3 @@ def each(items: Iterable[K], work: Callable[[K], T], *, at_once: int = 32) -> di
             failed[0].add_note(f"and also: {other}")
         raise failed[0]
     return {name: future.result() for name, future in futures.items()}
-
-
-__all__ = ["Cancelled", "each"]

@@ -9,8 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from spark_pipeline.errors import MachineError, SparkPipelineError
-from spark_pipeline.fleet.execution import END_SESSION, Order, Process, cancelled_by, complete, failure
+from spark_pipeline.fleet.cancel import cancelled_by
+from spark_pipeline.fleet.execution import Process, complete
+from spark_pipeline.fleet.failures import failure
 from spark_pipeline.fleet.host import Completed, Words
+from spark_pipeline.fleet.order import END_SESSION, Order
 
 _FILE_SECONDS = 60.0
 # $1 path, $2 mode, $3 size. The size tells a whole file from one whose sender died; renaming shows it all at once.

@@ -7,6 +7,7 @@ import pytest
 from spark_pipeline.errors import CommandFailedError, DockerUnavailableError, MachineError
 from spark_pipeline.fleet import docker
 from spark_pipeline.fleet.docker import Docker
+from spark_pipeline.fleet.docker_objects import ImageFacts, parse_image
 from spark_pipeline_tests.doubles import ScriptedHost
 
 LAYERS = ["sha256:" + "a" * 64, "sha256:" + "b" * 64]
@@ -50,8 +51,8 @@ def line(value: object) -> str:
     return json.dumps(value) + "\n"
 
 
-def image(value: object) -> docker.ImageFacts:
-    return docker.parse_image("vllm-node", line(value))
+def image(value: object) -> ImageFacts:
+    return parse_image("vllm-node", line(value))
 
 
 # --- images

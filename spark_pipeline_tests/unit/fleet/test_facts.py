@@ -7,7 +7,7 @@ import pytest
 
 from spark_pipeline.errors import MachineError
 from spark_pipeline.fleet import facts
-from spark_pipeline.fleet.facts import Gpu, NodeFacts
+from spark_pipeline.fleet.facts import Gpu, Hca, NodeFacts
 from spark_pipeline.fleet.local import LocalHost
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "sparks"
@@ -156,6 +156,32 @@ def test_this_machine_is_observed_in_one_command(tmp_path: Path) -> None:
     )
     assert any(item.name == "lo" for item in found.interfaces)
     assert (found.docker_version is None) == (found.docker_problem != "")
+
+
+def test_roce_devices_are_read_as_sysfs_shows_them(tmp_path: Path) -> None:
+    """The driver's tree: an index that is not in use exists, but cannot be read (here: a directory)."""
+    port = tmp_path / "class" / "infiniband" / "rocep1s0f1" / "ports" / "1"
+    for name in ("gid_attrs/ndevs", "gid_attrs/types", "gids"):
+        (port / name).mkdir(parents=True)
+    (port / "state").write_text("4: ACTIVE\n")
+    gids = ("fe80:0000:0000:0000:4abb:2dff:fe5b:90a2", "0000:0000:0000:0000:0000:ffff:c0a8:c80c")
+    for index, gid in enumerate(gids):
+        (port / "gid_attrs" / "ndevs" / str(index)).write_text("enp1s0f1np1\n")
+        (port / "gid_attrs" / "types" / str(index)).write_text("RoCE v2\n")
+        (port / "gids" / str(index)).write_text(f"{gid}\n")
+    (port / "gid_attrs" / "ndevs" / "2").mkdir()
+    net = tmp_path / "class" / "net" / "enp1s0f1np1"
+    net.mkdir(parents=True)
+    (net / "mtu").write_text("9000\n")
+    (net / "carrier").write_text("1\n")
+    script = Path(facts.__file__).with_name("facts.sh").read_text()
+
+    text = LocalHost("here").run(["sh", "-s", "--", "/", str(tmp_path)], input=script, timeout=30).stdout
+    text = text.replace("## links", "4: enp1s0f1np1    inet 192.168.200.12/24 scope global enp1s0f1np1\n## links")
+    found = facts.parse("here", text)
+
+    assert found.infiniband == (Hca("rocep1s0f1", "enp1s0f1np1", active=True, gid_index=1),)
+    assert found.fabric_hcas("192.168.200.12") == found.infiniband
 
 
 def test_a_recording_is_read_like_the_machine_itself(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def test_a_command_outlives_its_killed_caller_only_for_its_time_out() -> None:
     """Nobody is there to end it: `timeout` on the node must."""
     duration = seconds_nobody_else_sleeps()
     script = (
-        "import spark_pipeline.fleet.execution as execution; execution._GRACE_SECONDS = 1\n"
+        "import spark_pipeline.fleet.order as order; order._GRACE_SECONDS = 1\n"
         "from spark_pipeline.fleet.local import LocalHost\n"
         f"LocalHost('here').run(['sleep', '{duration}'], timeout=1)\n"
     )
