@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from spark_pipeline.fleet.docker import ImageFacts, parse_image
+from spark_pipeline.fleet.docker_objects import ImageFacts, parse_image
 from spark_pipeline.image.record import EngineFacts
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "docker"

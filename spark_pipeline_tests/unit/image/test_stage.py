@@ -139,7 +139,7 @@ def test_another_image_under_the_declared_name_on_a_peer_does_not_count(
     head.on("docker", "history", ..., stdout="0\n8\n")
     lacks(peer, OWN, image().image_id)
     holds(peer, "engine:1", command="/another")
-    peer.on("docker", "image", "ls", ...)
+    peer.on("docker", "info", ..., stdout="[]\n").on("docker", "image", "ls", ...)
     plan = stage.plan(work)
     assert plan.changes
     assert "peer: 3 of 3 layers are missing (8 B in all)" in plan.reasons

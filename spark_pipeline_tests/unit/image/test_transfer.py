@@ -10,6 +10,10 @@ from spark_pipeline_tests.doubles import ScriptedHost
 from spark_pipeline_tests.unit.image.samples import LAYERS, image
 
 
+def classic() -> ScriptedHost:
+    return ScriptedHost("peer").on("docker", "info", ..., stdout='[["Backing Filesystem","extfs"]]\n')
+
+
 def test_a_node_without_images_needs_all_of_it_and_twice_the_room() -> None:
     wanted = transfer("peer", image(size_bytes=1000), [400, 600], present=[])
     assert wanted == Transfer("peer", (), 2000)
@@ -44,14 +48,20 @@ def test_nodes_that_lack_the_same_share_one_stream() -> None:
 
 
 def test_layers_are_asked_of_every_image_named_or_not() -> None:
-    peer = ScriptedHost("peer")
+    peer = classic()
     peer.on("docker", "image", "ls", "--all", "--quiet", "--no-trunc", stdout="sha256:2\nsha256:1\nsha256:2\n")
     peer.on("docker", "image", "inspect", ..., "sha256:1", "sha256:2", stdout='["sha256:a","sha256:b"]\nnull\n')
     assert layers_on(peer) == (("sha256:a", "sha256:b"), ())
 
 
 def test_a_node_without_images_is_not_asked_for_layers() -> None:
-    assert layers_on(ScriptedHost("peer").on("docker", "image", "ls", ...)) == ()
+    assert layers_on(classic().on("docker", "image", "ls", ...)) == ()
+
+
+def test_an_engine_with_the_containerd_store_is_sent_everything_at_once() -> None:
+    peer = ScriptedHost("peer")
+    peer.on("docker", "info", ..., stdout='[["driver-type","io.containerd.snapshotter.v1"]]\n')
+    assert layers_on(peer) == ()
 
 
 def test_room_is_that_of_the_engines_own_directory() -> None:
