@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -16,6 +17,7 @@ from spark_pipeline.fleet.docker import Docker
 from spark_pipeline.fleet.host import Completed
 
 _TAIL_LINES = 15
+_TABLE_LINE = re.compile(r"[=-]{4,}|[A-Z].*:\s+[\d.]+\s*$")
 _TIMED_OUT = 124  # what `timeout` says
 
 
@@ -133,8 +135,10 @@ def _refuse_failure(done: Completed, run: Run) -> None:
 
 
 def _tail(done: Completed) -> str:
-    lines = [line for line in (done.stdout + "\n" + done.stderr).splitlines() if line.strip()]
-    return "\n".join(line[:300] for line in lines[-_TAIL_LINES:])
+    """The tool's last words, without its table of numbers: they are what is not believed."""
+    lines = (done.stdout + "\n" + done.stderr).splitlines()
+    words = [line[:300] for line in lines if line.strip() and not _TABLE_LINE.match(line)]
+    return "\n".join(words[-_TAIL_LINES:])
 
 
 def _engine_log(docker: Docker, container: str) -> str:

@@ -22,7 +22,8 @@ SMOKE = Profile(
     ),
 )
 # A real result of vLLM 0.25 on a GPU, without the per-request lists: 8 requests, 128 tokens each.
-RECORDED = (Path(__file__).parent / "recorded" / "vllm_0_25_gpu.json").read_text()
+RECORDINGS = Path(__file__).parent / "recorded"
+RECORDED = (RECORDINGS / "vllm_0_25_gpu.json").read_text()
 RECORDED_POINT = Point(input_tokens=512, output_tokens=128, concurrency=1, requests=8)
 
 

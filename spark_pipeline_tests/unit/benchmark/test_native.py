@@ -7,11 +7,12 @@ import pytest
 from spark_pipeline.benchmark.native import parse
 from spark_pipeline.errors import BenchmarkError
 from spark_pipeline.spec.profile import Point
-from spark_pipeline_tests.unit.benchmark.samples import RECORDED, RECORDED_POINT
+from spark_pipeline_tests.unit.benchmark.samples import RECORDED, RECORDED_POINT, RECORDINGS
 
-ALL_FAILED = {
-    key: 0.0 if key.endswith("_ms") or "throughput" in key else value for key, value in json.loads(RECORDED).items()
-} | {"completed": 0, "failed": 8, "total_output_tokens": 0}
+# vLLM 0.32 asked for 600 tokens of a model that takes 512: 400 to each of 4 requests, and exit status 0.
+ALL_FAILED = (RECORDINGS / "vllm_0_32_cpu_all_failed.json").read_text()
+
+SHORT = Point(input_tokens=600, output_tokens=8, concurrency=4, requests=4)
 
 
 def changed(**values: object) -> str:
@@ -28,10 +29,17 @@ def test_a_real_result_is_read_in_milliseconds_and_tokens_a_second():
     assert result.e2el_ms.mean == pytest.approx(691.038, abs=1e-3)
 
 
+def test_a_real_result_of_the_cpu_build_is_read():
+    point = Point(input_tokens=64, output_tokens=16, concurrency=8, requests=32)
+    result = parse((RECORDINGS / "vllm_0_32_cpu.json").read_text(), point)
+    assert (result.completed, result.total_output_tokens) == (32, 512)
+    assert result.e2el_ms.p99 == pytest.approx(1095.178, abs=1e-3)
+
+
 def test_a_run_whose_requests_all_failed_is_refused_with_its_counts():
     with pytest.raises(BenchmarkError) as refused:
-        parse(json.dumps(ALL_FAILED), RECORDED_POINT)
-    assert "0 of 8 completed, 8 failed" in refused.value.observed
+        parse(ALL_FAILED, SHORT)
+    assert "0 of 4 completed, 4 failed" in refused.value.observed
 
 
 @pytest.mark.parametrize(("completed", "failed"), [(7, 1), (7, 0), (8, 1), (9, 0)])
@@ -42,7 +50,7 @@ def test_counts_that_do_not_add_up_are_refused(completed: int, failed: int):
 
 def test_zeros_are_refused_even_when_the_counts_are_right():
     with pytest.raises(BenchmarkError) as refused:
-        parse(json.dumps(ALL_FAILED | {"completed": 8, "failed": 0, "total_output_tokens": 1024}), RECORDED_POINT)
+        parse(json.dumps(json.loads(ALL_FAILED) | {"completed": 4, "failed": 0, "total_output_tokens": 32}), SHORT)
     assert "greater than 0" in refused.value.observed
 
 

@@ -16,6 +16,11 @@ from spark_pipeline_tests.unit.benchmark.samples import SMOKE, container, endpoi
 
 GENERATION = generation()
 RUN: Run = plan_benchmark(GENERATION, [SMOKE], [], salt="run-1").runs[0]
+TABLE = """============ Serving Benchmark Result ============
+Successful requests:                     0
+Request throughput (req/s):              0.00
+P95 ITL (ms):                            0.00
+"""
 EXEC = ("docker", "exec", "-w", "/", "sp-tiny-g3-r0")
 
 
@@ -78,13 +83,15 @@ def test_counters_that_the_engine_does_not_publish_stay_unknown():
 def test_failed_requests_are_told_with_counts_the_tools_words_and_the_engines_log():
     machines = Machines()
     before = machines.before()
-    machines.loaded(native(completed=0, failed=8), said="Error 0: Connection refused\n")
+    machines.loaded(native(completed=0, failed=8), said=f"Error 0: Connection refused\n{TABLE}")
     with pytest.raises(BenchmarkError) as refused:
         machines.measure(before)
     machines.scripted.finish()
     assert refused.value.node == "head"
     for words in ("0 of 8 completed, 8 failed", "Error 0: Connection refused", "ERROR EngineDeadError"):
         assert words in refused.value.observed
+    assert "P95 ITL" not in refused.value.observed
+    assert "====" not in refused.value.observed
 
 
 @pytest.mark.parametrize(("status", "words"), [(124, "did not end within"), (127, "status 127"), (1, "status 1")])
