@@ -9,8 +9,11 @@ from spark_pipeline.lab.dagster_log import DagsterLog
 RUN = "dd545a96-3aff-4b12-96bc-0a56cc66c270"
 HEAD = "2026-11-30 16:49:11 +0000 - dagster"
 EVENT = f"{HEAD} - DEBUG - __ASSET_JOB - {RUN} - 32156"
+STEP_FAILED = (
+    f"{HEAD} - ERROR - __ASSET_JOB - {RUN} - 32156 - tiny__ray_cluster - STEP_FAILURE - Execution of step failed."
+)
 FAILED = f"""\
-{HEAD} - ERROR - __ASSET_JOB - {RUN} - 32156 - tiny__ray_cluster - STEP_FAILURE - Execution of step "tiny__ray_cluster" failed.
+{STEP_FAILED}
 
 dagster._core.definitions.events.Failure: [head] no weights are recorded for tiny
   observed: no data/state/tiny/weights.json
@@ -29,7 +32,7 @@ dagster._core.definitions.events.Failure: [head] no weights are recorded for tin
 
 Error: Materialization failed."""
 CRASHED = f"""\
-{HEAD} - ERROR - __ASSET_JOB - {RUN} - 32156 - tiny__ray_cluster - STEP_FAILURE - Execution of step "tiny__ray_cluster" failed.
+{STEP_FAILED}
 
 dagster._core.errors.DagsterExecutionStepExecutionError: Error occurred while executing op "tiny__ray_cluster":
 
