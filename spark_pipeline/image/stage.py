@@ -12,7 +12,7 @@ from spark_pipeline.fleet.fabric import fabric_ssh, prepare_fabric
 from spark_pipeline.fleet.plan import StagePlan
 from spark_pipeline.fleet.progress import heartbeat
 from spark_pipeline.fleet.session import Session
-from spark_pipeline.image.choose import Choice
+from spark_pipeline.image.choose import Choice, pinned
 from spark_pipeline.image.distribute import Parcel, Sent, distribute
 from spark_pipeline.image.facts import probe
 from spark_pipeline.image.observe import candidates, decide, look_and_choose, same
@@ -82,11 +82,19 @@ def ensure(session: Session, *, digest: str | None = None) -> ImageResult:
     declared = candidates(session, digest)
     choice = look_and_choose(session, declared, digest)
     pulled = choice.pull is not None
-    while choice.pull is not None:  # each round puts one more candidate on the head
+    for _ in declared:  # each round puts one more candidate on the head; one that cannot run there is passed over
+        if choice.pull is None:
+            break
         _pull(session, choice)
         choice = look_and_choose(session, declared, digest)
     image = choice.on_head
-    assert image is not None  # a choice has its image on the head, or something to pull
+    if image is None:
+        raise ImageError(
+            f"{choice.pull} was pulled, and is not there",
+            node=session.head.name,
+            observed=f"docker image inspect {pinned(choice.declared, digest)}: no such image",
+            remedy=f"docker pull {choice.pull} on that node, then docker image ls --digests",
+        )
     engine = probe(session.head, image, session.project, session.progress)
     planned = decide(session, choice)
     sent = _apply(session, planned, image)

@@ -190,6 +190,18 @@ def test_a_pull_that_fails_names_the_registry_setting_it_needs(
     assert 'add "10.77.0.1:5000" to insecure-registries' in caught.value.remedy
 
 
+def test_a_pull_that_brings_nothing_is_not_repeated_for_ever(
+    tmp_path: Path, head: ScriptedHost, peer: ScriptedHost, registry: dict[str, str]
+) -> None:
+    work = session(tmp_path, head, peer, "team/engine:1")
+    registry["team/engine:1"] = DIGEST
+    are("x86_64", head, peer)
+    lacks(head, "team/engine:1")
+    head.on("docker", "pull", ...).on("docker", "tag", ...)
+    with pytest.raises(ImageError, match="was pulled, and is not there"):
+        stage.ensure(work)
+
+
 def test_with_a_digest_only_that_image_counts(
     tmp_path: Path, head: ScriptedHost, peer: ScriptedHost, registry: dict[str, str]
 ) -> None:
