@@ -70,11 +70,15 @@ def prepare_fabric(connection: FleetConnection, fleet: Fleet, known_hosts: Path,
         LoginRefusedError: the head's own key is not authorised on the peer.
         UnreachableError: the fabric does not carry ssh.
     """
-    lines = [_pinned_line(fleet, known_hosts, peer) for peer in peers]
-    if not lines:
+    if not peers:
         return
+    for peer in peers:
+        _refuse_unpinned(fleet, known_hosts, peer)
     head = connection.host(fleet.head.name)
-    head.put("".join(f"{line}\n" for line in lines).encode(), _known_hosts(fleet), mode=0o600)
+    # Every node's key, whoever asks: two stages may do this at the same moment, for different peers.
+    keys = {node.name: pins.pinned(known_hosts, fleet.name, node.name) for node in fleet.nodes}
+    lines = [pins.line(fleet.name, name, key) + "\n" for name, key in keys.items() if key is not None]
+    head.put("".join(lines).encode(), _known_hosts(fleet), mode=0o600)
     each([peer.name for peer in peers], lambda name: _see_login(head, fleet, fleet.node(name)))
 
 
@@ -83,16 +87,14 @@ def _known_hosts(fleet: Fleet) -> str:
     return f".spark_pipeline/known_hosts_{fleet.name}"
 
 
-def _pinned_line(fleet: Fleet, known_hosts: Path, peer: Node) -> str:
-    key = pins.pinned(known_hosts, fleet.name, peer.name)
-    if key is None:
+def _refuse_unpinned(fleet: Fleet, known_hosts: Path, peer: Node) -> None:
+    if pins.pinned(known_hosts, fleet.name, peer.name) is None:
         raise HostKeyError(
             "the host key of this node is not pinned",
             node=peer.name,
             observed=f"no line for {pins.alias(fleet.name, peer.name)} in {known_hosts}",
             remedy=f"spark-pipeline fleet enroll {fleet.name}",
         )
-    return pins.line(fleet.name, peer.name, key)
 
 
 def _see_login(head: Host, fleet: Fleet, peer: Node) -> None:

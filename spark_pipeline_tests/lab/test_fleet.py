@@ -249,6 +249,77 @@ def test_docker_answers_on_every_node_and_has_no_unknown_things(connection: Flee
         docker.remove(["no-such-container"])
 
 
+IMAGE = "fleet-test:tiny"
+LABEL = "spark_pipeline_test.fleet"
+
+
+@pytest.fixture(scope="module")
+def tiny_image(lab: Lab, connection: FleetConnection) -> Iterator[str]:
+    """An image of a few programs of the head itself, on the head."""
+    script = (
+        "tar -C / -ch lib64/ld-linux-x86-64.so.2 lib/x86_64-linux-gnu/libc.so.6 bin/sh bin/sleep bin/cat bin/echo | "
+        f"""docker import --change 'CMD ["sleep", "600"]' --change 'WORKDIR /missing' --change 'ENV A=b=c' - {IMAGE}"""
+    )
+    connection.host("head").run(["sh", "-c", script], timeout=120)
+    yield IMAGE
+    for node in BOTH:
+        docker = Docker(connection.host(node))
+        docker.remove(item.name for item in docker.containers({LABEL: ""}))
+        docker.host.run(["docker", "rmi", "--force", IMAGE], timeout=60, check=False)
+
+
+def test_a_container_is_started_asked_and_removed(connection: FleetConnection, tiny_image: str) -> None:
+    docker = Docker(connection.host("head"))
+    name = f"fleet-test-{os.getpid()}"
+    argv = (
+        "docker",
+        "run",
+        "--detach",
+        "--pull",
+        "never",
+        "--network",
+        "host",
+        "--name",
+        name,
+        "--label",
+        f"{LABEL}=1",
+    )
+
+    started = docker.start([*argv, tiny_image, "sh", "-c", "echo to stdout; echo to stderr >&2; sleep 600"])
+    (found,) = docker.containers({LABEL: "1"})
+    said = docker.exec(name, ["echo", *WORDS], timeout=30).stdout
+    given = docker.exec(name, ["cat"], input="through stdin", timeout=30).stdout
+    failed = docker.exec(name, ["sh", "-c", "exit 7"], timeout=30, check=False)
+    log = docker.logs(name, 10)
+    docker.remove([name])
+
+    assert (found.container_id, found.name, found.state, found.node) == (started, name, "running", "head")
+    assert said == " ".join(WORDS) + "\n"
+    assert given == "through stdin"
+    assert failed.status == 7
+    assert sorted(log.splitlines()) == ["to stderr", "to stdout"]
+    assert docker.container(name) is None
+
+
+def test_an_image_that_went_over_the_fabric_is_the_same_image(
+    lab: Lab, connection: FleetConnection, enrolled: Path, tiny_image: str
+) -> None:
+    fleet = declared(lab)
+    head, peer = (Docker(connection.host(node)) for node in BOTH)
+    prepare_fabric(connection, fleet, enrolled, [fleet.node("peer")])
+    assert peer.image(tiny_image) is None, "else this test shows nothing"
+
+    copy = pipe(["docker", "save", tiny_image], fabric_ssh(fleet, fleet.node("peer")), ["docker", "load"])
+    head.host.run(copy, timeout=120)
+
+    here, there = head.image(tiny_image), peer.image(tiny_image)
+    assert here is not None
+    assert there is not None
+    assert here.fingerprint == there.fingerprint
+    assert there.environment["A"] == "b=c"
+    assert there.command == ("sleep", "600")
+
+
 @pytest.fixture
 def outsider(lab: Lab) -> Iterator[Ssh]:
     """Part of an `ssh` block: a user of the head who is not in the group docker, with an sshd that lets him in."""

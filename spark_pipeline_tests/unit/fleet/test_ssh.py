@@ -26,7 +26,8 @@ from spark_pipeline.errors import (
 from spark_pipeline.fleet import known_hosts, login, pins
 from spark_pipeline.fleet.connection import FleetConnection
 from spark_pipeline.fleet.parallel import each
-from spark_pipeline.fleet.ssh import SshHost
+from spark_pipeline.fleet.route import Route
+from spark_pipeline.fleet.ssh import SshHost, SshProcess
 from spark_pipeline.spec.fleet import Fleet
 from spark_pipeline_tests.unit.fleet import loopback_sshd
 from spark_pipeline_tests.unit.fleet.test_local_host import (
@@ -164,6 +165,28 @@ def test_ctrl_c_ends_the_commands_on_the_other_side(sshd: Sshd, pinned: Path) ->
 
     timer.join()
     assert processes_with(duration) == []
+
+
+class SlowHost(SshHost):
+    """A machine so busy that a login takes a second to start anything."""
+
+    def _start(self, text: str, *, urgent: bool = False) -> SshProcess:
+        return super()._start(text if urgent else f"sleep 1; {text}", urgent=urgent)
+
+
+def test_a_command_that_is_given_up_before_it_started_is_ended_too(sshd: Sshd, pinned: Path) -> None:
+    duration = seconds_nobody_else_sleeps()
+    route = Route.to(sshd.fleet, sshd.fleet.head)
+    host = SlowHost("node", lambda: login.login(route, pinned, None))
+    timer = interrupt_after(0.7)
+
+    with pytest.raises(KeyboardInterrupt):
+        host.run(["sleep", duration], timeout=60)
+
+    timer.join()
+    time.sleep(1.5)
+    assert processes_with(duration) == []
+    host.close()
 
 
 def test_many_commands_at_once_stay_below_the_servers_limit_of_sessions(sshd: Sshd, pinned: Path) -> None:
@@ -357,19 +380,34 @@ def test_without_a_declared_key_those_of_the_home_directory_are_tried(
     assert ask(fleet, pinned) == "hello\n"
 
 
-def test_a_key_that_only_an_agent_holds_logs_in(
-    sshd: Sshd, pinned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def agent(sshd: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An agent that holds the login key."""
     started = subprocess.run(["ssh-agent", "-s"], check=True, capture_output=True, text=True).stdout
     found = dict(re.findall(r"(\w+)=([^;]+);", started))
     try:
         monkeypatch.setenv("SSH_AUTH_SOCK", found["SSH_AUTH_SOCK"])
         monkeypatch.setenv("HOME", str(tmp_path))
         subprocess.run(["ssh-add", "-q", str(sshd.key)], check=True, capture_output=True)
-
-        assert ask(fleet_at(sshd.port, None), pinned) == "hello\n"
+        yield
     finally:
         os.kill(int(found["SSH_AGENT_PID"]), signal.SIGTERM)
+
+
+def test_a_key_that_only_an_agent_holds_logs_in(sshd: Sshd, pinned: Path, agent: None) -> None:
+    assert ask(fleet_at(sshd.port, None), pinned) == "hello\n"
+
+
+def test_a_declared_key_with_a_passphrase_is_used_through_the_agent(
+    sshd: Sshd, pinned: Path, agent: None, tmp_path: Path
+) -> None:
+    locked = tmp_path / "locked"
+    locked.write_bytes(sshd.key.read_bytes())
+    locked.chmod(0o600)
+    locked.with_name("locked.pub").write_bytes(sshd.key.with_name("login_key.pub").read_bytes())
+    subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret words", "-f", locked], check=True)
+
+    assert ask(fleet_at(sshd.port, locked), pinned) == "hello\n"
 
 
 # --- no connection
