@@ -161,4 +161,4 @@ def _told(result: NodeResult) -> str:
         )
         if count
     ]
-    return f"[{result.node}] " + ", ".join([*parts, f"{result.verified_files} files proven"])
+    return f"[{result.node}] " + ", ".join([*parts, f"{result.verified_files} files proven in this run"])
