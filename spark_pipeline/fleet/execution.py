@@ -156,7 +156,8 @@ class _Listening:
             f"the connection broke while {named(self._order.argv)} ran",
             node=self._order.node,
             observed=f"after {seconds}: {error}; {self._last_words()}",
-            remedy="see whether the node is up and its link is stable, then run the same again",
+            remedy="see whether the node is up and its link is stable, then run the same again; where small commands "
+            "work and much input stands still, the MTU differs along the way (ping -M do -s 8972)",
         )
 
     def _take(self, name: str, data: bytes) -> None:

@@ -100,7 +100,7 @@ def _refuse_unpinned(fleet: Fleet, known_hosts: Path, peer: Node) -> None:
 def _see_login(head: Host, fleet: Fleet, peer: Node) -> None:
     words = fabric_ssh(fleet, peer)
     try:
-        done = head.run([*words, "true"], timeout=2 * _CONNECT_SECONDS, check=False)
+        done = head.run([*words, "true"], timeout=_CONNECT_SECONDS + 5, check=False)
     except CommandTimeoutError as error:
         raise UnreachableError(
             f"{head.name} gets no further than the key exchange with {peer.fabric}",

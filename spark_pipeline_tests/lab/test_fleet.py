@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
+from ipaddress import IPv4Network
 from pathlib import Path
 
 import paramiko
@@ -24,6 +25,8 @@ from spark_pipeline.fleet.connection import FleetConnection
 from spark_pipeline.fleet.docker import Docker
 from spark_pipeline.fleet.fabric import fabric_ssh, pipe, prepare_fabric
 from spark_pipeline.lab.lab import Lab
+from spark_pipeline.lab.paths import LabPaths
+from spark_pipeline.lab.plan import LabPlan
 from spark_pipeline.spec.fleet import Fleet
 from spark_pipeline_tests.unit.fleet.test_local_host import WORDS, interrupt_after, seconds_nobody_else_sleeps
 
@@ -327,7 +330,8 @@ def outsider(lab: Lab) -> Iterator[Ssh]:
     script = (
         f"useradd -m -s /bin/bash {name} && usermod -p '*' {name} && install -d -o {name} -m 700 /home/{name}/.ssh && "
         f"install -o {name} -m 600 /dev/stdin /home/{name}/.ssh/authorized_keys && "
-        f"/usr/sbin/sshd -p {port} -o AllowUsers={name} -o PidFile={pid_file}"
+        f"/usr/sbin/sshd -p {port} -o AllowUsers={name} -o PidFile={pid_file} && "
+        f"until [ -e {pid_file} ]; do sleep 0.1; done"  # written once it listens
     )
     public = Path(f"{lab.paths.key}.pub").read_text()
     try:
@@ -423,3 +427,74 @@ def test_one_run_at_a_time_may_change_the_fleet(connection: FleetConnection) -> 
             assert found.owner == "test two"
     finally:
         head.run(["rm", "-rf", directory], timeout=20)
+
+
+# --- faults, in a lab of their own
+
+
+@pytest.fixture(scope="module")
+def broken_lab() -> Iterator[Lab]:
+    """Two nodes whose links and servers may be broken; removed at the end."""
+    own = Lab(LabPlan(prefix="labf", management=IPv4Network("10.79.0.0/24")), LabPaths.beside("labf"))
+    own.up(2)
+    yield own
+    own.down(purge=True)
+
+
+@pytest.fixture
+def broken_fleet(broken_lab: Lab, tmp_path: Path) -> tuple[Fleet, Path]:
+    known_hosts.enroll(declared(broken_lab), tmp_path / "known_hosts", lambda line: None)
+    return declared(broken_lab), tmp_path / "known_hosts"
+
+
+def set_peers_port(lab: Lab, *words: str) -> None:
+    """Change the switch's side of the peer's fabric cable."""
+    argv = ["ip", "-n", lab.plan.fabric_namespace, "link", "set", "peer-fabric0", *words]
+    subprocess.run(argv, check=True)
+
+
+def test_a_switch_with_another_mtu_is_named_not_waited_for(broken_lab: Lab, broken_fleet: tuple[Fleet, Path]) -> None:
+    """Ping and small commands work; OpenSSH's key exchange does not get through."""
+    fleet, pins_file = broken_fleet
+    set_peers_port(broken_lab, "mtu", "1500")
+    started = time.monotonic()
+    try:
+        with FleetConnection(fleet, pins_file) as opened, pytest.raises(UnreachableError) as caught:
+            prepare_fabric(opened, fleet, pins_file, [fleet.node("peer")])
+    finally:
+        set_peers_port(broken_lab, "mtu", "9000")
+
+    assert time.monotonic() - started < 30
+    assert caught.value.node == "peer"
+    assert "MTU" in caught.value.remedy
+
+
+def test_an_unplugged_peer_is_unreachable_within_15_seconds(broken_lab: Lab, broken_fleet: tuple[Fleet, Path]) -> None:
+    fleet, pins_file = broken_fleet
+    set_peers_port(broken_lab, "down")
+    started = time.monotonic()
+    try:
+        with FleetConnection(fleet, pins_file) as opened, pytest.raises(UnreachableError) as caught:
+            opened.host("peer").run(["true"], timeout=60)
+    finally:
+        set_peers_port(broken_lab, "up")
+
+    assert time.monotonic() - started < 15
+    assert caught.value.node == "peer"
+
+
+def test_a_node_that_takes_connections_but_does_not_greet_is_called_short_of_memory(
+    broken_lab: Lab, broken_fleet: tuple[Fleet, Path]
+) -> None:
+    fleet, pins_file = broken_fleet
+    broken_lab.run_in_node("peer", ["sh", "-c", 'kill -STOP "$(cat /run/sshd.pid)"'])
+    started = time.monotonic()
+    try:
+        with FleetConnection(fleet, pins_file) as opened, pytest.raises(UnreachableError, match="greets") as caught:
+            opened.host("peer").run(["true"], timeout=60)
+    finally:
+        broken_lab.run_in_node("peer", ["sh", "-c", 'kill -CONT "$(cat /run/sshd.pid)"'])
+
+    assert time.monotonic() - started < 15
+    assert caught.value.node == "peer"
+    assert "memory" in caught.value.remedy
