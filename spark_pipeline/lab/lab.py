@@ -12,7 +12,6 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from spark_pipeline.errors import LabError
 from spark_pipeline.lab import cgroups, network, service
@@ -155,8 +154,7 @@ class Lab:
         names = (self.plan.fabric_namespace, *(n.namespace for n in ours))
         found += [f"network namespace {name}" for name in names if name in namespaces]
         found += [f"cgroup {path}" for n in ours for path in cgroups.find(n.cgroup)]
-        mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-        found += [f"mount {mount}" for mount in mounts if Path(mount).is_relative_to(self.paths.nodes)]
+        found += [f"mount {mount}" for mount in network.mount_points() if mount.is_relative_to(self.paths.nodes)]
         return tuple(found)
 
     def _mend(self, count: int, say: Say) -> None:

@@ -8,7 +8,6 @@ each   enP2p1s0f1np1 192.168.201.x  ─── fabric1, the twin
 
 from __future__ import annotations
 
-import os
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
@@ -141,17 +140,28 @@ def _ip_in(namespace: str, *words: str) -> None:
     run(["ip", "-n", namespace, *words])
 
 
+def mount_points() -> tuple[Path, ...]:
+    """Where something is mounted. `os.path.ismount` cannot see a folder that is bound upon itself, as this one is."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return tuple(Path(line.split()[4]) for line in lines)
+
+
+def is_mounted(folder: Path) -> bool:
+    """Whether something is mounted exactly here."""
+    return folder.resolve() in mount_points()
+
+
 def hold_namespace_folder(cache: Path) -> None:
     """Note whether the mount that the first `ip netns add` makes on /run/netns will be ours."""
-    if not os.path.ismount(NAMESPACES):
+    if not is_mounted(NAMESPACES):
         (cache / _FOLDER_IS_OURS).write_text(boot_id())
 
 
 def release_namespace_folder(cache: Path) -> None:
     """Remove that mount once the last namespace is gone, if it is ours. `ip netns del` leaves it."""
     note = cache / _FOLDER_IS_OURS
-    if note.exists() and note.read_text() == boot_id() and os.path.ismount(NAMESPACES) and not namespaces():
+    if note.exists() and note.read_text() == boot_id() and is_mounted(NAMESPACES) and not namespaces():
         run(["umount", str(NAMESPACES)])
         NAMESPACES.rmdir()
-    if not os.path.ismount(NAMESPACES):
+    if not is_mounted(NAMESPACES):
         note.unlink(missing_ok=True)

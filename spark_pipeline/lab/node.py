@@ -121,8 +121,10 @@ class Node:
             status = self.status()
             if status.ok:
                 return
-            if status.pid is None or time.monotonic() > deadline:
-                lacking = "it ended" if status.pid is None else f"ssh {status.ssh_ok}, docker {status.docker_ok}"
+            # Not `status.pid`: right after its start the node has a keeper and not yet a first process.
+            ended = read_pid_file(self.pid_file) is None
+            if ended or time.monotonic() > deadline:
+                lacking = "it ended" if ended else f"ssh {status.ssh_ok}, docker {status.docker_ok}"
                 raise LabError(
                     f"the node is not ready ({lacking})",
                     node=self.plan.name,
@@ -134,17 +136,26 @@ class Node:
     def stop(self) -> None:
         """End everything on the node, as a power cut does, and remove its links and cgroups. The disk stays."""
         keeper = read_pid_file(self.pid_file)
-        init = keeper.child() if keeper else None
-        found = [process for process in (init, keeper) if process]
-        # Without a pid file (lost, or a crash between start and note) its namespace still tells its processes.
-        if self.plan.namespace in network.namespaces():
-            found += [p for p in map(identify, network.processes_in(self.plan.namespace)) if p]
-        stayed = [process.pid for process in found if not process.end()]
-        if stayed:
-            raise LabError("processes of the node do not end", node=self.plan.name, observed=f"pids {stayed}")
+        found = [process for process in (keeper.child() if keeper else None, keeper) if process]
+        # Without a pid file (lost, or a crash between start and note) its namespace still tells its processes;
+        # asked again, because one of them may have forked meanwhile.
+        for _ in range(5):
+            found += self._processes()
+            if not found:
+                break
+            stayed = [process.pid for process in found if not process.end()]
+            if stayed:
+                raise LabError("processes of the node do not end", node=self.plan.name, observed=f"pids {stayed}")
+            found = []
         self.pid_file.unlink(missing_ok=True)
         network.detach(self.lab, self.plan)
         cgroups.remove(self.plan.cgroup)
+
+    def _processes(self) -> list[ProcessId]:
+        """Everything that runs in its network namespace."""
+        if self.plan.namespace not in network.namespaces():
+            return []
+        return [process for process in map(identify, network.processes_in(self.plan.namespace)) if process]
 
     def run(
         self,

@@ -28,15 +28,12 @@ TOOLS = (
     Tool("ip", "iproute2"),
     Tool("ssh", "openssh-client"),
     Tool("ssh-keygen", "openssh-client"),
-    Tool("iptables", "iptables"),
-    Tool("ps", "procps"),
     Tool("mount", "mount"),
     Tool("nsenter", "util-linux"),
     Tool("unshare", "util-linux"),
     Tool("setpriv", "util-linux"),
     Tool("setsid", "util-linux"),
     Tool("chroot", "coreutils"),
-    Tool("skopeo", "skopeo"),
 )
 
 

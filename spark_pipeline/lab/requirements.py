@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,11 +122,11 @@ def demand(found: tuple[Lack, ...]) -> None:
 
 def _kernel_refusal(paths: LabPaths) -> str:
     """The kernel's words when it refuses namespaces, links or overlays; empty when it grants them."""
-    folder = paths.own / "probe"
-    folder.mkdir(parents=True, exist_ok=True)
+    paths.own.mkdir(parents=True, exist_ok=True)
+    folder = tempfile.mkdtemp(prefix="probe-", dir=paths.own)  # several may ask at once
     try:
         spaces = ["unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]
-        answer = run([*spaces, "sh", "-c", _PROBE, "probe", str(folder)], check=False, timeout_s=20)
+        answer = run([*spaces, "sh", "-c", _PROBE, "probe", folder], check=False, timeout_s=20)
         return "" if answer.returncode == 0 else (answer.stderr.strip() or f"status {answer.returncode}")
     except LabError as error:
         return str(error)

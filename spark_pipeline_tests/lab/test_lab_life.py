@@ -88,10 +88,12 @@ def processes_in_namespaces_of(lab: Lab) -> Callable[[], set[int]]:
 
 def test_up_again_is_quick_and_starts_nothing(second_lab: Lab) -> None:
     before = pids(second_lab)
-    started = time.monotonic()
-    status = second_lab.up(2)
-    assert time.monotonic() - started < 1
-    assert status.up
+    seconds: list[float] = []
+    for _ in range(3):  # the best of three: other tests may load the machine
+        started = time.monotonic()
+        assert second_lab.up(2).up
+        seconds.append(time.monotonic() - started)
+    assert min(seconds) < 1
     assert pids(second_lab) == before
     assert None not in before.values()
 
@@ -292,9 +294,8 @@ def test_up_after_an_up_that_was_killed_half_way(second_lab: Lab, after_s: float
 
 def test_two_at_once_take_turns(second_lab: Lab) -> None:
     several = [start_elsewhere(second_lab, call) for call in ("down()", "up(2)", "up(2)", "down()", "up(2)")]
-    for process in several:
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 0, errors
+    errors = [process.communicate(timeout=60)[1] for process in several]
+    assert [process.returncode for process in several] == [0] * len(several), "\n".join(errors)
     assert second_lab.up(2).up
     assert ssh(second_lab, "peer", "hostname").stdout == "peer\n"
 
@@ -373,6 +374,30 @@ def test_down_spares_a_process_that_took_over_a_noted_pid(second_lab: Lab) -> No
     finally:
         stranger.kill()
         stranger.wait()
+
+
+def test_the_last_namespace_takes_the_mount_of_their_folder_along(tmp_path: Path) -> None:
+    """`ip netns add` mounts /run/netns upon itself and `ip netns del` leaves that; tried where nobody else sees it."""
+    prepare = "mount --make-rprivate / && { umount -R /run/netns || true; } 2>/dev/null && mount -t tmpfs none /run"
+    script = f"""\
+import subprocess
+from pathlib import Path
+from spark_pipeline.lab import network
+before, cache = network.mount_points(), Path({str(tmp_path)!r})
+network.hold_namespace_folder(cache)
+subprocess.run(["ip", "netns", "add", "one"], check=True)
+network.hold_namespace_folder(cache)
+assert network.is_mounted(network.NAMESPACES)
+network.release_namespace_folder(cache)
+assert network.is_mounted(network.NAMESPACES), "a namespace is still there"
+subprocess.run(["ip", "netns", "del", "one"], check=True)
+network.release_namespace_folder(cache)
+assert network.mount_points() == before
+assert not network.NAMESPACES.exists() and not list(cache.iterdir())
+"""
+    cage = ["unshare", "--mount", "--net", "sh", "-c", f'{prepare} && exec "$0" -c "$1"', sys.executable, script]
+    answer = subprocess.run(cage, cwd=REPOSITORY, capture_output=True, text=True, timeout=30, check=False)
+    assert answer.returncode == 0, answer.stderr
 
 
 def start_elsewhere(lab: Lab, call: str) -> subprocess.Popen[str]:
