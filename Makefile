@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports unit dev ui lock clean
+.PHONY: help demo test check lint types imports unit dev ui picture lock clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -53,6 +53,9 @@ dev: $(READY) ## Dagster with its UI on http://127.0.0.1:3000, daemon included
 	@$(BIN)/dagster dev --workspace workspace.yaml --host 127.0.0.1 --port 3000
 
 ui: dev ## the same
+
+picture: $(READY) ## the README's picture of the asset graph, drawn anew
+	@$(BIN)/python -m spark_pipeline_tests.webserver docs/asset_graph.png
 
 lock: $(READY) ## resolve the dependencies anew into requirements.lock
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet uv
