@@ -79,7 +79,6 @@ def _apply(
 ) -> None:
     """Read what is there, bring what is missing or wrong, read that too, write the markers. Adds to `results`."""
     manifest = planned.manifest
-    changing = [node.node for node in planned.nodes if node.changes]
 
     def add(more: Mapping[str, NodeResult]) -> None:
         for name, result in more.items():
@@ -103,9 +102,11 @@ def _apply(
                 "files arrive wrong on this node, again and again",
                 node=peer.node,
                 observed="\n".join(f"{bad.path}: {bad.actual}" for bad in reports[peer.node].set_aside),
-                remedy="see the node's memory, disk and link: dmesg, smartctl, ethtool -S",
+                remedy="run again with rehash, which reads the head's files anew; then see this node's memory, disk "
+                "and link: dmesg, smartctl, ethtool -S",
             )
-    seal(session, manifest, changing)
+    # Also where nothing changed: a head that gave files to a peer has them in its page cache, and gives that back.
+    seal(session, manifest, [node.node for node in planned.nodes])
     for result in results.values():
         if result.seconds:
             session.progress(_told(result))
@@ -122,7 +123,9 @@ def _commands(session: Session, planned: WeightsPlan) -> list[Command]:
         argv = rsync_command(session.fleet, session.fleet.node(node.node), planned.directory)
         commands += [Command(head.node, argv)] * len(streams(node.bring))
     commands += [Command(node.node, node_program.command("verify")) for node in peers]
-    return commands + [Command(name, node_program.command("seal")) for name in changing]
+    if planned.changes:
+        commands += [Command(node.node, node_program.command("seal")) for node in planned.nodes]
+    return commands
 
 
 def _record(session: Session, manifest: Manifest, *, fresh: bool) -> WeightsRecord:

@@ -129,6 +129,7 @@ def bench(lab: Lab, tmp_path: Path) -> Iterator[Bench]:
     hub.server_close()
     for node in BOTH:
         made.on(node, 'umount "$1" 2>/dev/null; rm -rf -- "$1"', weights_dir)
+    made.on("head", "rm -f /home/spark/.spark_pipeline/known_hosts_weights_lab")
 
 
 def declare(lab: Lab, root: Path, hub_url: str, weights_dir: str) -> Project:

@@ -109,6 +109,8 @@ def seal(model: Model, request: Request) -> Report:
     for file in model.files:
         if file.path.endswith(".safetensors"):
             _check_header(model, file)
+    if report.sealed == request.manifest_sha256:
+        return report
     write_json(
         model.marker,
         {

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+import ssl
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from spark_pipeline.errors import HubError, VerificationError
 from spark_pipeline.fleet.local import LocalHost
@@ -204,10 +211,21 @@ def test_a_hub_that_is_not_there_is_given_up_after_some_tries(node_with, monkeyp
     assert "refused" in caught.value.observed
 
 
+def test_a_certificate_that_nobody_vouches_for_ends_it_before_the_token_is_shown(node_with, tmp_path):
+    node = node_with({"model.bin": BIG})
+    with (
+        _Server(BIG, _send, certificate=_self_signed(tmp_path)) as server,
+        pytest.raises(HubError, match="shows no valid certificate"),
+    ):
+        node.download(url=server.url, token="hf_secret")
+
+    assert server.tokens == []
+
+
 class _Server:
     """A server on loopback that answers with `act`, and remembers what it was shown."""
 
-    def __init__(self, content: bytes, act) -> None:
+    def __init__(self, content: bytes, act, certificate: Path | None = None) -> None:
         self.content = content
         self.tokens: list[str] = []
         self.ranges: list[str] = []
@@ -228,7 +246,11 @@ class _Server:
         Handler.outer = self  # type: ignore[attr-defined]
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        if certificate:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"{'https' if certificate else 'http'}://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> _Server:
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
@@ -237,6 +259,20 @@ class _Server:
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+def _self_signed(directory: Path) -> Path:
+    """Key and certificate in one file, made with what paramiko brings along."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    today = datetime.now(UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    signed = builder.not_valid_before(today - timedelta(1)).not_valid_after(today + timedelta(1)).sign(key, SHA256())
+    path = directory / "server.pem"
+    path.write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + signed.public_bytes(Encoding.PEM)
+    )
+    return path
 
 
 def _send(handler, until: int | None = None) -> None:
