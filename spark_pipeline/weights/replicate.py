@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from spark_pipeline.errors import LoginRefusedError, WeightsError
+from spark_pipeline.errors import HubError, LoginRefusedError, WeightsError
 from spark_pipeline.fleet.fabric import fabric_ssh, prepare_fabric
 from spark_pipeline.fleet.host import Words, shell_text
 from spark_pipeline.fleet.parallel import each
@@ -38,14 +38,14 @@ _SENT = re.compile(r"Literal data: (\d+) bytes")
 def rsync_command(fleet: Fleet, peer: Node, directory: str) -> tuple[str, ...]:
     """The words that, run on the head with the files' names on standard input, bring them to `peer`.
 
-    Plain files with their times and nothing else; a name may hold anything (-s: no shell on the peer reads it).
-    Which files travel was decided by digest, so rsync's own guess by size and time is off. Interrupted, what has
+    Plain files with their times and nothing else; a name may hold anything (with --protect-args no shell on the peer
+    reads it). Which files travel was decided by digest, so rsync's own guess by size and time is off. Interrupted, what has
     arrived is kept aside and serves as the base of the next attempt.
     """
     *ssh, destination = fabric_ssh(fleet, peer)
     return (
         "rsync",
-        *("--files-from=-", "--from0", "--secluded-args", "--times", "--ignore-times"),
+        *("--files-from=-", "--from0", "--protect-args", "--times", "--ignore-times"),
         *("--partial-dir=.spark_pipeline-partial", "--timeout=60"),
         *("--no-human-readable", "--info=progress2", "--stats"),
         *("-e", shell_text(ssh)),
@@ -140,14 +140,18 @@ def _send(session: Session, peer: str, argv: Words, names: bytes, on_line: Calla
             return
         said = done.stderr.strip()[-1500:]
         if done.status not in _LINK_STATUSES or attempt == ATTEMPTS:
-            raise WeightsError(
-                f"copying from {session.head.name} over the fabric did not get through",
-                node=peer,
-                observed=f"rsync ended with status {done.status}: {said or 'it printed nothing'}",
-                remedy="see that the fabric is up on both ends and the disk has room; the next run goes on from here",
-            )
+            raise _broken(session, peer, f"rsync ended with status {done.status}: {said or 'it printed nothing'}")
         session.progress(f"[{peer}] the copy broke (status {done.status}: {said}); again in {PAUSE_SECONDS:.0f} s")
         time.sleep(PAUSE_SECONDS)
+
+
+def _broken(session: Session, peer: str, observed: str) -> WeightsError:
+    return WeightsError(
+        f"copying from {session.head.name} over the fabric did not get through",
+        node=peer,
+        observed=observed,
+        remedy="see that the fabric is up on both ends and the disk has room; the next run goes on from here",
+    )
 
 
 def _hand_over(session: Session, manifest: Manifest, planned: NodePlan) -> int:
@@ -175,9 +179,12 @@ def _hand_over(session: Session, manifest: Manifest, planned: NodePlan) -> int:
         listening.wait()
         if not ports:
             return 0  # `give` says why
-        source = Source(f"http://{address}:{ports[0]}", password, files_at_once=STREAMS)
+        source = Source(f"http://{address}:{ports[0]}", password, files_at_once=STREAMS, stall_seconds=20.0)
         asked = request("download", manifest, weights_dir, source=source, listen_on=address)
         host = session.connection.host(name)
-        return call(host, asked, progress=session.progress, on_bytes=meter.set).downloaded_bytes
+        try:
+            return call(host, asked, progress=session.progress, on_bytes=meter.set).downloaded_bytes
+        except HubError as error:
+            raise _broken(session, name, f"by HTTP: {error.what}: {error.observed}") from error
 
     return sum(each((give, take), lambda side: side(planned.node)).values())

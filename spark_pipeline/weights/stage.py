@@ -10,6 +10,7 @@ from spark_pipeline.fleet.plan import Command, StagePlan
 from spark_pipeline.fleet.progress import human_bytes, human_seconds
 from spark_pipeline.fleet.session import Session
 from spark_pipeline.spec import store
+from spark_pipeline.spec.fleet import Fleet
 from spark_pipeline.weights import node_program
 from spark_pipeline.weights.download import download
 from spark_pipeline.weights.manifest import Manifest, keep_manifest
@@ -33,7 +34,7 @@ def plan(session: Session, revision: str | None = None) -> StagePlan:
         HubError, RevisionNotFoundError, WeightsError, MachineError: what `ensure` would meet before its first byte.
     """
     manifest = resolve(session.deployment.model, revision or session.deployment.model.revision, session.state_dir)
-    return printable(session, decide(manifest, _directory(session, manifest), observe(session, manifest)))
+    return printable(session.fleet, decide(manifest, _directory(session, manifest), observe(session, manifest)))
 
 
 def ensure(session: Session, *, revision: str | None = None, rehash: bool = False) -> WeightsResult:
@@ -54,7 +55,7 @@ def ensure(session: Session, *, revision: str | None = None, rehash: bool = Fals
     keep_manifest(session.state_dir, manifest)
     reports = observe(session, manifest, rehash=rehash)
     planned = decide(manifest, _directory(session, manifest), reports)
-    found = printable(session, planned)
+    found = printable(session.fleet, planned)
     for reason in found.reasons:
         session.progress(reason)
     results = {node.node: NodeResult(node.node) for node in planned.nodes}
@@ -69,9 +70,9 @@ def ensure(session: Session, *, revision: str | None = None, rehash: bool = Fals
     )
 
 
-def printable(session: Session, planned: WeightsPlan) -> StagePlan:
-    """The plan for people. Digesting may find more files wrong; those are then brought in the same way."""
-    return StagePlan(STAGE, planned.changes, planned.reasons(), tuple(_commands(session, planned)))
+def printable(fleet: Fleet, planned: WeightsPlan) -> StagePlan:
+    """The plan for people; pure. Digesting may find more files wrong; those are then brought in the same way."""
+    return StagePlan(STAGE, planned.changes, planned.reasons(), tuple(_commands(fleet, planned)))
 
 
 def _apply(
@@ -112,7 +113,7 @@ def _apply(
             session.progress(_told(result))
 
 
-def _commands(session: Session, planned: WeightsPlan) -> list[Command]:
+def _commands(fleet: Fleet, planned: WeightsPlan) -> list[Command]:
     head = planned.head
     peers = [node for node in planned.peers if node.bring]
     changing = [node.node for node in planned.nodes if node.changes]
@@ -120,7 +121,7 @@ def _commands(session: Session, planned: WeightsPlan) -> list[Command]:
     if head.bring:
         commands.append(Command(head.node, node_program.command("download")))
     for node in peers:
-        argv = rsync_command(session.fleet, session.fleet.node(node.node), planned.directory)
+        argv = rsync_command(fleet, fleet.node(node.node), planned.directory)
         commands += [Command(head.node, argv)] * len(streams(node.bring))
     commands += [Command(node.node, node_program.command("verify")) for node in peers]
     if planned.changes:

@@ -30,7 +30,7 @@ def test_the_command_as_a_person_would_read_it():
         "rsync",
         "--files-from=-",
         "--from0",
-        "--secluded-args",
+        "--protect-args",
         "--times",
         "--ignore-times",
         "--partial-dir=.spark_pipeline-partial",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from spark_pipeline.errors import WeightsError
+from spark_pipeline.spec.project import Project
 from spark_pipeline.weights.node.messages import AbsentFile, BadFile, Report
 from spark_pipeline.weights.plan import plan
+from spark_pipeline.weights.stage import printable
 
 FILES = {"config.json": b"x" * 10, "model-1.bin": b"x" * 5_000_000, "model-2.bin": b"x" * 3_000_000}
 NOTHING = Report(free_bytes=10**9, absent=tuple(AbsentFile(path, 0) for path in FILES))
@@ -119,3 +122,25 @@ def test_a_directory_of_somebody_else_matters_only_when_something_must_be_writte
     with pytest.raises(WeightsError) as caught:
         plan(manifest, DIRECTORY, {"head": replace(NOTHING, unwritable=foreign)})
     assert caught.value.observed == foreign
+
+
+def test_the_commands_for_the_two_declared_sparks(manifest_of):
+    sparks = Project.load(Path(__file__).parents[3]).fleet("sparks")
+    manifest = manifest_of({"config.json": b"{}"}, repo="Qwen/Qwen3.5-122B-A10B-FP8")
+    directory = f"{sparks.weights_dir}/{manifest.repo}/{manifest.commit}"
+    nothing = Report(free_bytes=10**12, absent=(AbsentFile("config.json", 0),))
+
+    stage_plan = printable(sparks, plan(manifest, directory, {"head": nothing, "peer": nothing}))
+
+    texts = [command.text() for command in stage_plan.commands]
+    assert [text.rpartition(" ")[2] for text in texts if "rsync" not in text] == [
+        *("verify", "verify", "download", "verify", "seal", "seal")
+    ]
+    (copy,) = [text for text in texts if "rsync" in text]
+    before, _, after = copy.partition("'ssh ")
+    assert before == (
+        "head$ rsync --files-from=- --from0 --protect-args --times --ignore-times "
+        "--partial-dir=.spark_pipeline-partial --timeout=60 --no-human-readable --info=progress2 --stats -e "
+    )
+    place = f"/home/aurora/models/Qwen/Qwen3.5-122B-A10B-FP8/{'c' * 40}/"
+    assert after.endswith(f" -p 22' -- {place} aurora@192.168.200.13:{place}")
