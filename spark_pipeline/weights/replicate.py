@@ -39,8 +39,8 @@ def rsync_command(fleet: Fleet, peer: Node, directory: str) -> tuple[str, ...]:
     """The words that, run on the head with the files' names on standard input, bring them to `peer`.
 
     Plain files with their times and nothing else; a name may hold anything (with --protect-args no shell on the peer
-    reads it). Which files travel was decided by digest, so rsync's own guess by size and time is off. Interrupted, what has
-    arrived is kept aside and serves as the base of the next attempt.
+    reads it). Which files travel was decided by digest, so rsync's own guess by size and time is off. Interrupted,
+    what has arrived is kept aside and is the base of the next attempt.
     """
     *ssh, destination = fabric_ssh(fleet, peer)
     return (
