@@ -7,14 +7,14 @@ the engine then waits 30 minutes for a placement group. Seconds here save them.
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 
 from pydantic import BaseModel, ConfigDict
 
 from spark_pipeline.cluster.generation import Generation
-from spark_pipeline.errors import CommandFailedError, JoinError
+from spark_pipeline.errors import JoinError
 from spark_pipeline.fleet.docker import Docker
+from spark_pipeline.fleet.host import Host
 from spark_pipeline.fleet.progress import Progress, heartbeat
 from spark_pipeline.fleet.session import Session
 from spark_pipeline.spec.deployment import Backend
@@ -115,16 +115,18 @@ def _rendezvous(session: Session, generation: Generation) -> tuple[Member, ...]:
     a wrong route, a firewall and an MTU that differs along the way all show here."""
     words = ("python3", "-", generation.head_address, str(generation.rendezvous_port), str(len(generation.ranks)))
 
-    def meet(index: int) -> str:
-        rank = generation.ranks[index]
-        done = Docker(session.connection.host(rank.node)).exec(
+    ranks = {rank.node: rank for rank in generation.ranks}
+
+    def meet(host: Host) -> str:
+        rank = ranks[host.name]
+        done = Docker(host).exec(
             rank.container,
             (*words, str(rank.rank), rank.fabric, _MARK),
             input=_program("rendezvous.py"),
             timeout=60,
             check=False,
         )
-        if done.status != 0 and index > 0:
+        if done.status != 0 and rank.rank > 0:
             raise JoinError(
                 f"cannot reach the head at {generation.head_address}:{generation.rendezvous_port}",
                 node=rank.node,
@@ -134,13 +136,10 @@ def _rendezvous(session: Session, generation: Generation) -> tuple[Member, ...]:
             )
         return done.stdout
 
-    with ThreadPoolExecutor(len(generation.ranks)) as pool:
-        outputs = list(pool.map(meet, range(len(generation.ranks))))
-    line = next((item for item in outputs[0].splitlines() if item.startswith(_MARK)), None)
+    output = session.connection.each(list(ranks), meet)[generation.head.node]
+    line = next((item for item in output.splitlines() if item.startswith(_MARK)), None)
     if line is None:
-        raise CommandFailedError(
-            "the rendezvous on the head gave no result", node=generation.head.node, observed=outputs[0][-300:]
-        )
+        raise JoinError("the rendezvous on the head gave no result", node=generation.head.node, observed=output[-300:])
     return tuple(Member.model_validate(item) for item in json.loads(line.removeprefix(_MARK)))
 
 
