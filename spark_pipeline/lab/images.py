@@ -70,15 +70,15 @@ def engine_image(lab: Lab, progress: Say) -> ImageTag:
     return wanted
 
 
-def standin_image(lab: Lab, progress: Say, tag: str = "1") -> ImageTag:
+def standin_image(lab: Lab, progress: Say, tag: str = "1", *, ray: bool = True) -> ImageTag:
     """A stand-in engine on the head: vLLM's and Ray's command lines without a model behind them (stand_in/).
 
-    Images of different tags differ in content, so each has a digest of its own.
+    Images of different tags differ in content, so each has a digest of its own. `ray=False` gives one without Ray.
 
     Raises:
         LabError: the lab is not up, or the build failed.
     """
-    settings = {"TAG": tag}
+    settings = {"TAG": tag, "RAY": "yes" if ray else "no"}
     wanted = ImageTag(f"{STAND_IN}:{tag}", _recipe(_STAND_IN_FOLDER, settings))
     if _has(lab, wanted):
         return wanted
