@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import quote
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import FloatRect, sync_playwright
 
 REPOSITORY = Path(__file__).parents[1]
 _START_SECONDS = 180  # the definitions load in a process of their own; a busy machine takes its time
 # Left of it is navigation, above it a search field.
-_CANVAS = {"x": 545, "y": 130, "width": 1200, "height": 1070}
+_CANVAS: FloatRect = {"x": 545, "y": 130, "width": 1200, "height": 1070}
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 

@@ -74,7 +74,7 @@ def of_cluster(result: ClusterResult) -> dg.MaterializeResult:
     return _materialized(
         f"generation {generation.number} on {nodes} ({generation.backend.value}): {did}",
         changed=result.changed,
-        duration_seconds=result.seconds,
+        duration_seconds=round(result.seconds, 2),
         generation=generation.number,
         **_identity(generation),
         ranks=table(
@@ -94,7 +94,7 @@ def of_serving(result: ServingResult) -> dg.MaterializeResult:
     return _materialized(
         f"{record.model_id} at {record.url}: {did}",
         changed=result.changed,
-        duration_seconds=result.seconds,
+        duration_seconds=round(result.seconds, 2),
         endpoint=dg.MetadataValue.url(f"{record.url}/v1"),
         model_id=record.model_id,
         ready_seconds=record.ready_seconds,
@@ -111,7 +111,7 @@ def of_benchmark(result: BenchmarkResult) -> dg.MaterializeResult:
     return _materialized(
         f"{len(result.points)} points: {did}",
         changed=result.changed,
-        duration_seconds=result.seconds,
+        duration_seconds=round(result.seconds, 2),
         points=table([_row(point) for point in result.points]),
         history=dg.MetadataValue.path(result.history_file),
         **{key: value for point in result.points for key, value in _series(point).items()},

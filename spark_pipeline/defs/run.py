@@ -27,14 +27,15 @@ def changing_fleet(context: dg.AssetExecutionContext, project: Project, deployme
         dagster.Failure: for every SparkPipelineError; never retried, as the same call gives the same answer.
     """
     _warn_of_lost_history(context)
+    run_id, say = context.op_execution_context.run_id, context.log.info
+    owner = f"{getpass.getuser()}@{socket.gethostname()}, Dagster run {run_id[:8]}"
     try:
-        with open_session(project, deployment, progress=context.log.info, run_id=context.run.run_id) as session:
-            owner = f"{getpass.getuser()}@{socket.gethostname()}, Dagster run {context.run.run_id[:8]}"
-            with hold(
-                session.head, fleet=session.fleet.name, owner=owner, run_id=context.run.run_id, progress=context.log.info
-            ) as lease:
-                yield session
-                lease.check()  # lost meanwhile: what this step saw last may not be true any more
+        with (
+            open_session(project, deployment, progress=say, run_id=run_id) as session,
+            hold(session.head, fleet=session.fleet.name, owner=owner, run_id=run_id, progress=say) as lease,
+        ):
+            yield session
+            lease.check()  # lost meanwhile: what this step saw last may not be true any more
     except SparkPipelineError as error:
         raise failure(error) from error
 

@@ -58,7 +58,7 @@ def somebody_holds(project: Project):
 
 def test_the_fleet_is_held_while_a_stage_works_and_free_afterwards(context, project):
     with changing_fleet(context, project, "tiny") as session:
-        assert session.run_id == context.run.run_id
+        assert session.run_id == context.op_execution_context.run_id
         with pytest.raises(Exception, match="being changed by somebody else"), somebody_holds(project):
             pass
     with somebody_holds(project):
