@@ -119,7 +119,14 @@ def test_ranks_wait_for_each_other(engine: Engine, port: int) -> None:
 
     wait_until_ready(port)
     assert head.poll() is None
-    assert worker.poll() is None
+    # As with the real one: nobody notices that a rank died, until somebody asks for tokens.
+    worker.kill()
+    worker.wait()
+    time.sleep(0.5)
+    assert is_ready(port)
+    with pytest.raises(urllib.error.HTTPError, match="500"):
+        ask(port, "/v1/completions", {"model": "tiny", "prompt": "x"})
+    assert head.wait(timeout=10) == 0
 
 
 def test_ray_counts_members_and_sees_one_go(engine: Engine, port: int, tmp_path: Path) -> None:

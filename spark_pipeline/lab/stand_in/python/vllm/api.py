@@ -24,6 +24,8 @@ class ApiServer(ThreadingHTTPServer):
         self.accepts = names
         self.has_fault = has_fault
         self.max_model_len = 0
+        self.is_rank_lost: Callable[[], bool] = lambda: False
+        self.is_dead = threading.Event()
         self.counters = {"request_success": 0, "prefix_cache_queries": 0, "generation_tokens": 0}
         self.lock = threading.Lock()
         super().__init__((host, port), _Handler, bind_and_activate=False)
@@ -67,6 +69,9 @@ class _Handler(BaseHTTPRequestHandler):
         if body.get("model") not in (None, *self.server.accepts):
             text = f"The model `{body['model']}` does not exist."
             return self._error(404, text, "NotFoundError")
+        if self.server.is_rank_lost():
+            self._error(500, "EngineCore encountered an issue. See stack trace (above)", "InternalServerError")
+            return self.server.is_dead.set()
         marked = self.headers.get("X-Standin-Request")
         if self.server.has_fault("bench_failures") and marked is not None and int(marked) % 4 == 0:
             return self._error(500, "EngineCore encountered an issue.", "InternalServerError")
