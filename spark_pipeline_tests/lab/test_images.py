@@ -6,8 +6,10 @@ import time
 
 import pytest
 
+from spark_pipeline.errors import LabError
 from spark_pipeline.lab.images import engine_image, standin_image
 from spark_pipeline.lab.lab import Lab
+from spark_pipeline.lab.streams import pipe_into_node
 
 pytestmark = pytest.mark.lab
 TAGS = ("test-images-1", "test-images-2")
@@ -54,3 +56,15 @@ def test_the_engine_image_has_vllm_and_ray_of_the_pinned_versions(lab: Lab) -> N
     lines: list[str] = []
     assert engine_image(lab, lines.append) == image
     assert lines == []
+
+
+def test_a_command_that_is_fed_ends_with_its_time(lab: Lab) -> None:
+    def feed(source: list[str], argv: list[str]) -> str:
+        return pipe_into_node(lab.node("head"), source, argv, say=print, step="feeding", timeout_s=1.5)
+
+    assert feed(["echo", "bytes"], ["cat"]) == "bytes\n"
+    with pytest.raises(LabError, match="feeding failed"):
+        feed(["echo"], ["sh", "-c", "echo why; exit 3"])
+    with pytest.raises(LabError, match="feeding failed"):
+        feed(["true"], ["sleep", "54321"])
+    assert lab.run_in_node("head", ["pgrep", "-f", "sleep 54321"]).stdout == ""
