@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from spark_pipeline.cluster.containers import keep_log
 from spark_pipeline.cluster.generation import Generation, Rank
@@ -35,8 +36,17 @@ _NOISE = re.compile(
 )
 
 
-def wait_until_ready(session: Session, generation: Generation) -> tuple[str, float]:
-    """Until /v1/models lists the served name. Returns the model id and the seconds it took.
+@dataclass(frozen=True)
+class Ready:
+    """`containers`: every rank's, by node, as they were when the wait began and still are."""
+
+    model_id: str
+    seconds: float
+    containers: Mapping[str, Container | None]
+
+
+def wait_until_ready(session: Session, generation: Generation) -> Ready:
+    """Until /v1/models lists the served name.
 
     Raises:
         EngineExitedError: a rank's container ended, or was replaced; names the node and the engine's own words.
@@ -52,7 +62,7 @@ def wait_until_ready(session: Session, generation: Generation) -> tuple[str, flo
         if ids is not None:
             check_model_ids(generation, ids)
             check_unchanged(session, generation, born)
-            return generation.served_name, time.monotonic() - started
+            return Ready(generation.served_name, time.monotonic() - started, born)
         now = time.monotonic()
         if now - last_look >= LOOK_AT_CONTAINERS_EVERY_SECONDS:
             last_look = now

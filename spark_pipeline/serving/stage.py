@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spark_pipeline.cluster import containers
@@ -61,16 +62,18 @@ def ensure(session: Session) -> ServingResult:
         if not handed_over:
             session.progress("telling every rank what to serve")
             containers.hand_over(session, generation)
-        model_id, ready_seconds = readiness.wait_until_ready(session, generation)
-        completion = api.complete(docker.host, generation.port, model_id)
-        record = _record(session, generation, model_id, ready_seconds)
+        ready = readiness.wait_until_ready(session, generation)
+        completion = api.complete(docker.host, generation.port, ready.model_id)
+        # An engine may die of its first request, and end with status 0.
+        readiness.check_unchanged(session, generation, ready.containers)
+        record = _record(session, generation, ready)
     except BaseException:
         session.progress(f"removing generation {generation.number}: it did not become ready")
         forget(session)
         containers.remove_generation(session, generation)
         raise
     write_record(session, record)
-    session.progress(f"serves {model_id} at {record.url}, ready after {human_seconds(ready_seconds)}")
+    session.progress(f"serves {record.model_id} at {record.url}, ready after {human_seconds(record.ready_seconds)}")
     return ServingResult(record, True, completion, time.monotonic() - started)
 
 
@@ -87,7 +90,7 @@ def _still_good(session: Session, generation: Generation) -> ServingRecord | Non
     record = find_record(session.project, session.deployment.name)
     if record is None or record.generation != generation:
         return None
-    if record.container_ids != _container_ids(session, generation):
+    if record.container_ids != _ids(generation, readiness.look(session, generation)):
         return None
     ids = api.model_ids(session.connection.host(generation.head.node), generation.port)
     if ids is None:
@@ -96,19 +99,18 @@ def _still_good(session: Session, generation: Generation) -> ServingRecord | Non
     return record
 
 
-def _record(session: Session, generation: Generation, model_id: str, ready_seconds: float) -> ServingRecord:
+def _record(session: Session, generation: Generation, ready: readiness.Ready) -> ServingRecord:
     return ServingRecord(
         generation=generation,
         url=f"http://{_outside_address(session)}:{generation.port}",
-        model_id=model_id,
-        ready_seconds=round(ready_seconds, 2),
-        container_ids=_container_ids(session, generation),
+        model_id=ready.model_id,
+        ready_seconds=round(ready.seconds, 2),
+        container_ids=_ids(generation, ready.containers),
         run_id=session.run_id,
     )
 
 
-def _container_ids(session: Session, generation: Generation) -> tuple[str, ...]:
-    found = readiness.look(session, generation)
+def _ids(generation: Generation, found: Mapping[str, Container | None]) -> tuple[str, ...]:
     by_rank = [found[rank.node] for rank in generation.ranks]
     return tuple(container.container_id if container else "" for container in by_rank)
 

@@ -56,7 +56,7 @@ def root(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for folder in ("fleets", "profiles"):
         shutil.copytree(DATA / folder, root / "data" / folder)
     (root / "data" / "fleets" / "sparks.yaml").unlink()
-    reference = standin_image(lab, say)
+    reference = standin_image(lab, say).reference
     declare(root, image=reference)
     project = Project.load(root)
     enroll(project.fleet("lab"), project.known_hosts, say)
@@ -149,9 +149,9 @@ def test_another_argument_is_another_generation_and_the_old_one_is_gone(session:
 @pytest.mark.parametrize(
     ("fault", "error", "words"),
     [
-        ("exit_after_start", EngineExitedError, "engine ended with status"),
+        ("exit_at_start", EngineExitedError, "engine ended with status 1"),
         ("wrong_model_id", WrongAnswerError, "answers with another model"),
-        ("empty_answer", WrongAnswerError, "holds no token"),
+        ("empty_answer", WrongAnswerError, "log probabilities are not numbers"),
     ],
 )
 def test_a_start_that_fails_says_why_and_leaves_nothing_but_its_log(
