@@ -1,4 +1,4 @@
-"""Dagster's webserver as a person starts it, on a free port of loopback; and the README's picture of its asset graph.
+"""Dagster's UI as a person starts it, on a free port of loopback; and the README's picture of its asset graph.
 
 python -m spark_pipeline_tests.webserver docs/asset_graph.png     (make picture)
 """
@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -47,20 +48,44 @@ class Webserver:
 
 
 @contextmanager
-def webserver(home: Path, cwd: Path, **environment: str) -> Iterator[Webserver]:
-    """Serve the repository's workspace.yaml from `cwd`, with `home` as DAGSTER_HOME; ended with all its children."""
+def webserver(
+    home: Path, cwd: Path, program: Sequence[str] = ("dagster-webserver",), **environment: str
+) -> Iterator[Webserver]:
+    """Serve the repository's workspace.yaml from `cwd`, with `home` as DAGSTER_HOME; ended with all its children.
+
+    Args:
+        program: `("dagster", "dev")` brings the daemon along, and so sensors and the run queue.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    program = Path(sys.executable).with_name("dagster-webserver")
-    argv = [program, "--workspace", REPOSITORY / "workspace.yaml", "--host", "127.0.0.1", "--port", str(port)]
+    executable = str(Path(sys.executable).with_name(program[0]))
+    workspace = str(REPOSITORY / "workspace.yaml")
+    argv = [executable, *program[1:], "--workspace", workspace, "--host", "127.0.0.1", "--port", str(port)]
     variables = os.environ | {"DAGSTER_HOME": str(home), "PYTHONWARNINGS": "ignore"} | environment
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(argv, cwd=cwd, env=variables, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=variables,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            # Dagster handles SIGTERM as it finds SIGINT handled; where that is ignored, nothing ends it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
         try:
             yield _ready(f"http://127.0.0.1:{port}", process, log)
         finally:
-            process.terminate()
-            process.wait(60)
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(60)
+    finally:
+        with suppress(ProcessLookupError):  # what it started and left behind
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _ready(url: str, process: subprocess.Popen[bytes], log: IO[str]) -> Webserver:
