@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from pydantic import ValidationError
@@ -96,6 +98,32 @@ def test_the_token_comes_from_the_environment_and_shows_nowhere(monkeypatch):
     with pytest.raises(HubError) as caught:
         ask(hub, "a/b", "main")
     assert "hf_secret" not in str(caught.value)
+
+
+def test_a_token_stored_on_this_machine_is_not_shown_to_a_hub_it_was_not_meant_for(monkeypatch, tmp_path):
+    shown: list[str | None] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            shown.append(self.headers.get("Authorization"))
+            self.send_error(404)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    (tmp_path / "token").write_text("hf_stored")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+
+    with pytest.raises(HubError):
+        ask(Hub.of(Model(repo="a/b", hub_url=url)), "a/b", "main")
+    server.shutdown()
+    server.server_close()
+
+    assert shown == [None]
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../b", "a//b", ".", "", "./a", ".spark_pipeline/x", "a/"])
