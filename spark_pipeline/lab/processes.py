@@ -17,8 +17,16 @@ from pathlib import Path
 from spark_pipeline.errors import LabError
 from spark_pipeline.lab.commands import run
 
-# Arguments: note, log, program... Notes its own pid, then becomes the program: the note is there whenever it is.
-_NOTE_AND_BECOME = 'exec >>"$1" 2>&1 </dev/null; shift; echo $$ >"$0.new" && mv "$0.new" "$0" && exec "$@"'
+# Arguments: pid file, log, program... The process notes itself, then becomes the program. Were the note left to us,
+# a kill -9 of us in between would leave a process that nobody knows.
+_NOTE_AND_BECOME = """\
+exec >>"$1" 2>&1 </dev/null
+shift
+read -r stat </proc/self/stat
+read -r boot </proc/sys/kernel/random/boot_id
+started=$(echo "${stat##*) }" | cut -d' ' -f20)
+echo "$$ $started $boot" >"$0.new" && mv "$0.new" "$0" && exec "$@"
+"""
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,7 @@ def start_detached(
     cwd: Path = Path("/"),
     extra_environment: Mapping[str, str] | None = None,
 ) -> ProcessId:
-    """Start a process that is nobody's child, note it in `pid_file` and return it.
+    """Start a process that is nobody's child and notes itself in `pid_file`; return it.
 
     `setsid --fork` hands it to the machine's init, so it neither dies with us nor stays as our zombie.
 
@@ -113,20 +121,15 @@ def start_detached(
         LabError: it ended at once; the error carries the end of its log.
     """
     pid_file.parent.mkdir(parents=True, exist_ok=True)
-    note = pid_file.with_suffix(".started")
-    note.unlink(missing_ok=True)
-    command = ["setsid", "--fork", "sh", "-c", _NOTE_AND_BECOME, str(note), str(log)]
+    pid_file.unlink(missing_ok=True)
+    command = ["setsid", "--fork", "sh", "-c", _NOTE_AND_BECOME, str(pid_file), str(log)]
     run([*command, *argv], timeout_s=10, cwd=cwd, extra_environment=extra_environment)
     deadline = time.monotonic() + 10
-    while not note.exists() and time.monotonic() < deadline:
+    while not pid_file.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
-    process = identify(int(note.read_text())) if note.exists() else None
-    note.unlink(missing_ok=True)
+    process = read_pid_file(pid_file)
     if process is None:
         raise LabError(f"{argv[0]} ended as soon as it started", observed=tail(log))
-    fresh = pid_file.with_suffix(".new")
-    fresh.write_text(f"{process.pid} {process.started_ticks} {process.boot}\n")
-    fresh.replace(pid_file)
     return process
 
 

@@ -72,6 +72,10 @@ class Service:
         if self.answers:
             return
         self.stop()
+        if self._get():
+            raise LabError(
+                f"another process answers where the {self.name} should", observed=self.ready_url, remedy=self._who
+            )
         self.log.unlink(missing_ok=True)
         # From the folder above the package: `-m spark_pipeline...` is found there without being installed.
         above = Path(spark_pipeline.__file__).parent.parent
@@ -84,9 +88,13 @@ class Service:
                 raise LabError(
                     f"the {self.name} {ended}",
                     observed=f"{self.ready_url}\n{tail(self.log)}",
-                    remedy=f"see whether something else uses the port: ss -ltnp 'sport = :{self.port}'",
+                    remedy=self._who,
                 )
             time.sleep(0.05)
+
+    @property
+    def _who(self) -> str:
+        return f"see what uses the port, and end it: ss -ltnp 'sport = :{self.port}'"
 
     def stop(self) -> None:
         """End it and wait until it is gone."""

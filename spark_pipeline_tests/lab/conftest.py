@@ -9,6 +9,7 @@ from ipaddress import IPv4Network
 import pytest
 
 from spark_pipeline.lab.lab import Lab
+from spark_pipeline.lab.locks import only_one
 from spark_pipeline.lab.packages import ensure_packages
 from spark_pipeline.lab.paths import LabPaths
 from spark_pipeline.lab.plan import LabPlan
@@ -44,7 +45,8 @@ def second_lab_definition() -> Lab:
 def second_lab(second_lab_definition: Lab) -> Iterator[Lab]:
     """The second lab, up, for tests that kill its parts or take it down; removed at the end, cache and all."""
     ensure_packages(say)
-    second_lab_definition.down(progress=say)
-    second_lab_definition.up(2, say)
-    yield second_lab_definition
-    second_lab_definition.down(purge=True, progress=say)
+    with only_one(second_lab_definition.paths.cache / "second_lab.lock", say, what="the second lab"):
+        second_lab_definition.down(progress=say)
+        second_lab_definition.up(2, say)
+        yield second_lab_definition
+        second_lab_definition.down(purge=True, progress=say)

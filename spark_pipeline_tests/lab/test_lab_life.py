@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,13 @@ def processes_in_namespaces_of(lab: Lab) -> Callable[[], set[int]]:
         return found
 
     return ask
+
+
+def services_of(lab: Lab) -> int:
+    """How many processes on the host work with this lab's folder, ourselves aside: its services, noted or not."""
+    lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, timeout=10, check=True).stdout
+    programs = ("hub_server", "docker-registry serve")
+    return sum(str(lab.paths.run.parent) in line and any(p in line for p in programs) for line in lines.splitlines())
 
 
 def test_up_again_is_quick_and_starts_nothing(second_lab: Lab) -> None:
@@ -192,8 +201,10 @@ def test_a_command_on_a_node_ends_at_its_time_limit_with_all_it_started(second_l
 
 def test_first_process_reaps_orphans(second_lab: Lab) -> None:
     second_lab.run_in_node("head", ["sh", "-c", "(sleep 0.1 &) ; exit 0"])
-    time.sleep(1.5)
-    assert "Z" not in second_lab.run_in_node("head", ["ps", "-eo", "stat", "--no-headers"]).stdout
+    deadline = time.monotonic() + 5
+    while "Z" in (states := second_lab.run_in_node("head", ["ps", "-eo", "stat", "--no-headers"]).stdout):
+        assert time.monotonic() < deadline, states
+        time.sleep(0.2)
 
 
 def test_a_killed_node_comes_back_with_its_disk_and_host_key(second_lab: Lab) -> None:
@@ -233,6 +244,28 @@ def test_up_starts_a_killed_service_and_leaves_the_nodes_alone(second_lab: Lab, 
     assert {key: value for key, value in pids(second_lab).items() if key != name} == {
         key: value for key, value in before.items() if key != name
     }
+
+
+def test_a_process_on_the_registrys_port_is_named_as_the_cause(second_lab: Lab) -> None:
+    process = read_pid_file(second_lab.paths.run / "registry.pid")
+    assert process
+    assert process.end()
+    address = (str(second_lab.plan.host_address), second_lab.plan.registry_port)
+    server = [sys.executable, "-m", "http.server", "--bind", address[0], str(address[1])]
+    stranger = subprocess.Popen(server, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            with suppress(OSError), socket.create_connection(address, timeout=1):
+                break
+            time.sleep(0.05)
+        with pytest.raises(LabError, match="another process answers where the registry should") as caught:
+            second_lab.up(2)
+        assert "ss -ltnp" in caught.value.remedy
+    finally:
+        stranger.kill()
+        stranger.wait()
+    assert second_lab.up(2).up
 
 
 @pytest.mark.parametrize("lost", ["bridge", "address", "fabric", "fabric bridge", "pid files"])
@@ -289,6 +322,7 @@ def test_up_after_an_up_that_was_killed_half_way(second_lab: Lab, after_s: float
     half.send_signal(signal.SIGKILL)
     half.wait(timeout=10)
     assert second_lab.up(2).up
+    assert services_of(second_lab) == 2, "one hub and one registry, none that the killed one started and did not note"
     assert ssh(second_lab, "peer", "hostname").stdout == "peer\n"
 
 
