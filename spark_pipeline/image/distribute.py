@@ -24,6 +24,7 @@ from spark_pipeline.image.transfer import Transfer, groups
 # A slow disk writes 20 MB/s; below that something is wrong. The engine needs a while before the first byte.
 _SLOWEST_BYTES_PER_SECOND = 20e6
 _START_SECONDS = 900
+_TELL_SECONDS = 10
 _DISK_FULL = "no space left on device"
 
 
@@ -166,12 +167,19 @@ def _stream(parcel: Parcel, group: Sequence[Transfer], progress: Progress) -> li
         f"{image.reference} ({human_bytes(image.size_bytes)}) from {parcel.head.name} to {names}: "
         f"{len(image.layers) - len(skipped)} of {len(image.layers)} layers are missing there"
     )
-    meter = Meter(f"{image.reference} to {names}", image.size_bytes, progress)
-    last = _Line()
+    what = f"{image.reference} to {names}"
+    meter: Meter | None = None
+    last, silent_seconds = _Line(), 0
 
     def on_line(text: str) -> None:
-        nonlocal last
+        nonlocal last, meter, silent_seconds
         last = _Line.model_validate_json(text)
+        if last.read == 0:  # an engine writes the whole image to a directory of its own before its first byte
+            silent_seconds += 1
+            if silent_seconds % _TELL_SECONDS == 0:
+                progress(f"{what}: the engine of {parcel.head.name} gathers the layers ({silent_seconds} s)")
+            return
+        meter = meter or Meter(what, image.size_bytes, progress)
         meter.set(last.read)
 
     completed = parcel.head.stream(
