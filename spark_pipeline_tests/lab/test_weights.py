@@ -279,7 +279,10 @@ def test_a_download_whose_program_is_killed_goes_on_from_that_byte(bench: Bench)
     assert bench.digests("peer", record.directory) == expected(FILES)
 
 
-def test_when_the_orchestrator_is_killed_the_heads_program_ends_and_the_next_run_goes_on(bench: Bench) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_when_the_orchestrator_ends_the_heads_program_ends_and_the_next_run_goes_on(
+    bench: Bench, how: signal.Signals
+) -> None:
     bench.publish(FILES)
     bench.fault(Fault(kind="slow", path="*.safetensors", bytes_per_s=200_000))
     code = (
@@ -290,9 +293,11 @@ def test_when_the_orchestrator_is_killed_the_heads_program_ends_and_the_next_run
         "with open_session(Project.load(Path(sys.argv[1])), 'model', progress=print, run_id='r') as session:\n"
         "    stage.ensure(session)\n"
     )
-    orchestrator = subprocess.Popen([sys.executable, "-c", code, str(bench.project.root)], stdout=subprocess.DEVNULL)
+    orchestrator = subprocess.Popen(
+        [sys.executable, "-c", code, str(bench.project.root)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     _wait_for(lambda: _part_size(bench) > 100_000)
-    orchestrator.send_signal(signal.SIGKILL)
+    orchestrator.send_signal(how)
     orchestrator.wait()
 
     _wait_for(lambda: not bench.programs("head"))
