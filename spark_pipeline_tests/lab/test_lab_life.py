@@ -90,7 +90,7 @@ def processes_in_namespaces_of(lab: Lab) -> Callable[[], set[int]]:
 
 def services_of(lab: Lab) -> int:
     """How many processes on the host work with this lab's folder, ourselves aside: its services, noted or not."""
-    lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, timeout=10, check=True).stdout
+    lines = subprocess.run(["ps", "-wweo", "args"], capture_output=True, text=True, timeout=10, check=True).stdout
     programs = ("hub_server", "docker-registry serve")
     return sum(str(lab.paths.run.parent) in line and any(p in line for p in programs) for line in lines.splitlines())
 
