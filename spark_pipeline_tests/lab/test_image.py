@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 import os
 import signal
-import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +16,6 @@ from requests import delete
 from spark_pipeline.errors import ImageError, ImageNotFoundError
 from spark_pipeline.fleet.docker import Docker, ImageFacts
 from spark_pipeline.fleet.fabric import fabric_ssh, prepare_fabric
-from spark_pipeline.fleet.host import Host
 from spark_pipeline.fleet.known_hosts import enroll
 from spark_pipeline.fleet.session import Session, open_session
 from spark_pipeline.image import stage
@@ -33,54 +28,20 @@ from spark_pipeline.image.registry import remote_digest
 from spark_pipeline.image.transfer import Transfer, room_on
 from spark_pipeline.lab.lab import Lab
 from spark_pipeline.spec.project import Project
+from spark_pipeline_tests.lab.small_images import (
+    ENGINE,
+    archive,
+    build,
+    forget,
+    make_base,
+    make_hostname_only,
+    make_larger,
+)
 
 pytestmark = pytest.mark.lab
 
 DATA = Path(__file__).parents[2] / "data"
 BOTH = ("head", "peer")
-LABEL = "spark_pipeline_tests=image"
-
-# A Python that runs, 23 MB, out of the node's own files; whoever runs the image's own entrypoint gets nowhere.
-_BASE = r"""
-set -eu
-root=$(mktemp -d); trap 'rm -rf "$root"' EXIT
-for file in $(ldd /usr/bin/python3.11 | grep -o '/[^ ]*'); do
-    mkdir -p "$root$(dirname "$file")"; cp -L "$file" "$root$file"
-done
-mkdir -p "$root/usr/bin" "$root/usr/lib" "$root/lib64"
-cp -L /lib64/ld-linux-x86-64.so.2 "$root/lib64/"
-cp -L /usr/bin/python3.11 "$root/usr/bin/python3"
-cp -r /usr/lib/python3.11 "$root/usr/lib/"
-find "$root" -name __pycache__ -prune -exec rm -rf {} +
-tar -cf - -C "$root" . | docker import -c "LABEL $1" -c 'ENV PATH=/usr/bin' -c 'ENTRYPOINT ["/bin/false"]' - "$2"
-"""
-# $1 reference, $2 what Dockerfile, $3... files as path=text
-_BUILD = r"""
-set -eu
-context=$(mktemp -d); trap 'rm -rf "$context"' EXIT
-reference=$1; printf '%s\n' "$2" >"$context/Dockerfile"; shift 2
-for file; do
-    path=$context/${file%%=*}; mkdir -p "$(dirname "$path")"; printf '%s\n' "${file#*=}" >"$path"
-done
-docker build --quiet --tag "$reference" "$context"
-"""
-
-
-def build(host: Host, reference: str, *layers: dict[str, str], base: str = "sp-test/python:1", extra: str = "") -> None:
-    """An image of `base` and one layer for each of `layers` (path -> text)."""
-    copies = "\n".join(f"COPY {number} /opt/image" for number in range(len(layers)))
-    dockerfile = f"FROM {base}\nENV PYTHONPATH=/opt/image\n{copies}\n{extra}"
-    files = [f"{number}/{path}={text}" for number, layer in enumerate(layers) for path, text in layer.items()]
-    host.run(["sh", "-c", _BUILD, "sh", reference, dockerfile, *files], timeout=120)
-
-
-ENGINE = {
-    "vllm/__init__.py": "print('importing it would print this'); raise SystemExit(3)",
-    "vllm/engine/arg_utils.py": 'parser.add_argument("--nnodes")',
-    "vllm-0.99.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: vllm\nVersion: 0.99.0",
-    "ray/__init__.py": "",
-    "ray-2.53.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: ray\nVersion: 2.53.0",
-}
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +97,7 @@ def session(root: Path) -> Iterator[Session]:
 @pytest.fixture(scope="module", autouse=True)
 def only_own_images(session: Session) -> Iterator[None]:
     """A base image on the head before; every image of these tests gone from both nodes after."""
-    session.head.run(["sh", "-c", _BASE, "sh", LABEL, "sp-test/python:1"], timeout=120)
+    make_base(session.head)
     yield
     session.connection.each(BOTH, forget)
 
@@ -144,14 +105,6 @@ def only_own_images(session: Session) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def a_peer_without_images_of_these_tests(session: Session, only_own_images: None) -> None:
     forget(session.connection.host("peer"))
-
-
-def forget(host: Host) -> None:
-    """Remove every image of these tests, newest first: a layer's owner cannot go before what lies on it."""
-    argv = ["docker", "image", "ls", "--all", "--quiet", "--no-trunc", "--filter", f"label={LABEL}"]
-    for image in dict.fromkeys(host.run(argv, timeout=60).stdout.split()):
-        host.run(["docker", "image", "rm", "--force", image], timeout=60, check=False)
-    assert host.run(argv, timeout=60).stdout == ""
 
 
 def held(session: Session, node: str, reference: str) -> ImageFacts | None:
@@ -320,32 +273,6 @@ def test_an_image_for_another_processor_is_refused_before_it_is_run(session: Ses
     assert caught.value.observed == "sp-test/arm:1: arm64 image on amd64 node head (x86_64)"
 
 
-def archive(reference: str, architecture: str) -> bytes:
-    """An image with nothing in it, as `docker load` takes it."""
-    empty = io.BytesIO()
-    tarfile.open(fileobj=empty, mode="w").close()
-    key, _, value = LABEL.partition("=")
-    config = {
-        "architecture": architecture,
-        "os": "linux",
-        "config": {"Labels": {key: value}},
-        "rootfs": {"type": "layers", "diff_ids": ["sha256:" + hashlib.sha256(empty.getvalue()).hexdigest()]},
-    }
-    manifest = [{"Config": "config.json", "RepoTags": [reference], "Layers": ["layer.tar"]}]
-    members = {
-        "config.json": json.dumps(config).encode(),
-        "layer.tar": empty.getvalue(),
-        "manifest.json": json.dumps(manifest).encode(),
-    }
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w") as tar:
-        for name, content in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return made.getvalue()
-
-
 @pytest.mark.parametrize(
     ("reference", "layer", "words"),
     [("sp-test/engine:empty", {"readme.txt": ""}, "has no vLLM"), ("sp-test/hostname:1", None, "could not be asked")],
@@ -354,8 +281,7 @@ def test_an_image_without_vllm_or_python_goes_nowhere(
     session: Session, work: Work, reference: str, layer: dict[str, str] | None, words: str
 ) -> None:
     if layer is None:
-        script = 'tar -cf - -C /etc hostname | docker import -c "LABEL $1" - "$2"'
-        session.head.run(["sh", "-c", script, "sh", LABEL, reference], timeout=60)
+        make_hostname_only(session.head, reference)
     else:
         build(session.head, reference, layer)
     with pytest.raises(ImageError, match=words) as caught:
@@ -376,12 +302,7 @@ def test_after_ctrl_c_no_container_of_the_probe_is_left(session: Session, work: 
 
 def test_after_ctrl_c_no_copy_goes_on_and_nothing_half_arrives(lab: Lab, session: Session, work: Work) -> None:
     build(session.head, "sp-test/engine:large", ENGINE, extra="")
-    # 300 MB that take a while to be saved and loaded.
-    script = (
-        'head -c 300000000 /dev/zero >"$0/large"; printf "FROM sp-test/engine:large\\nCOPY large /\\n" >"$0/Dockerfile"'
-    )
-    make = f'set -eu; d=$(mktemp -d); sh -c \'{script}\' "$d"; docker build -q -t sp-test/engine:large "$d"; rm -r "$d"'
-    session.head.run(["sh", "-c", make], timeout=180)
+    make_larger(session.head, "sp-test/engine:large")
     stop = interrupt_when(lambda: lab.run_in_node("peer", ["pgrep", "-f", "docker load"]).stdout != "")
     with pytest.raises(KeyboardInterrupt):
         work.ensure("sp-test/engine:large")
