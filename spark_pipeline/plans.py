@@ -95,7 +95,7 @@ def _weights(session: Session, facts: dict[str, NodeFacts], manifest: Manifest) 
         run_id=session.run_id,
         verified_at=datetime.now(UTC),
     )
-    return weights.printable(session, plan_weights(manifest, directory, reports)), record
+    return weights.printable(session.fleet, plan_weights(manifest, directory, reports)), record
 
 
 def _image(
