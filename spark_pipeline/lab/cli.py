@@ -9,9 +9,12 @@ from contextlib import contextmanager
 import click
 
 from spark_pipeline.errors import LabError
+from spark_pipeline.lab.content import move_to_next, prepare_hub
 from spark_pipeline.lab.lab import Lab
 from spark_pipeline.lab.packages import ensure_packages
 from spark_pipeline.lab.plan import MAX_NODES
+from spark_pipeline.lab.progress import with_elapsed_time
+from spark_pipeline.lab.tiny_models import TINY
 
 
 def _progress(line: str) -> None:
@@ -38,10 +41,14 @@ def lab() -> None:
 @click.option("--install", is_flag=True, help="Let apt-get install the programs that the lab lacks.")
 def up(nodes: int, install: bool) -> None:
     """Start it, or mend what is not whole; does nothing when it is up."""
+    say = with_elapsed_time(_progress)
     with _explained():
         if install:
-            ensure_packages(_progress)
-        click.echo(Lab().up(nodes, _progress).to_text())
+            ensure_packages(say)
+        fleet = Lab()
+        status = fleet.up(nodes, say)
+        prepare_hub(fleet.paths.hub, say)
+        click.echo(status.to_text())
 
 
 @lab.command()
@@ -49,8 +56,16 @@ def up(nodes: int, install: bool) -> None:
 def down(purge: bool) -> None:
     """End it; nothing of it stays but the cache."""
     with _explained():
-        Lab().down(purge, _progress)
+        Lab().down(purge, with_elapsed_time(_progress))
     _progress("the lab is down")
+
+
+@lab.command()
+@click.argument("repo", default=TINY)
+def move(repo: str) -> None:
+    """Move branch main of a repository on the lab's hub to its next revision, as if its owner had pushed."""
+    with _explained():
+        click.echo(f"{repo}: main is now {move_to_next(Lab().paths.hub, repo)}")
 
 
 @lab.command()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from spark_pipeline.errors import LabError
 from spark_pipeline.lab.hub_store import move_branch, publish, read_refs
 from spark_pipeline.lab.images import ImageTag, engine_image
 from spark_pipeline.lab.lab import Lab
@@ -34,6 +35,22 @@ def prepare_hub(root: Path, progress: Say) -> tuple[Published, ...]:
             progress(f"hub: {repo} published in {len(commits)} revisions, main is {commits[0][:12]}")
         found.append(Published(repo, commits))
     return tuple(found)
+
+
+def move_to_next(root: Path, repo: str) -> str:
+    """Move branch main to the published revision after the one it is at, round and round. Returns the commit.
+
+    Raises:
+        LabError: the hub has no such repository.
+    """
+    published = {found.repo: found.commits for found in prepare_hub(root, lambda _: None)}
+    if repo not in published:
+        raise LabError(f"the lab's hub has no {repo}", remedy=f"one of: {', '.join(sorted(published))}")
+    commits = published[repo]
+    now = read_refs(root, repo)["main"]
+    commit = commits[(commits.index(now) + 1) % len(commits)] if now in commits else commits[0]
+    move_branch(root, repo, "main", commit)
+    return commit
 
 
 def prepare(lab: Lab, progress: Say) -> ImageTag:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from spark_pipeline.lab.lab import Lab
 from spark_pipeline.lab.locks import only_one
-from spark_pipeline.lab.progress import Say, with_elapsed_time
+from spark_pipeline.lab.progress import Say
 from spark_pipeline.lab.rootfs import Recipe, ensure_root
 from spark_pipeline.lab.streams import pipe_into_node
 from spark_pipeline.lab.wheels import fetching, served
@@ -56,17 +56,16 @@ def engine_image(lab: Lab, progress: Say) -> ImageTag:
     wanted = ImageTag(ENGINE, _recipe(_ENGINE_FOLDER, {}))
     if _has(lab, wanted):
         return wanted
-    say = with_elapsed_time(progress)
-    with only_one(lab.paths.run / "images.lock", say, what="the lab's images"):
+    with only_one(lab.paths.run / "images.lock", progress, what="the lab's images"):
         if _has(lab, wanted):
             return wanted
-        say(f"building {wanted.reference}: some minutes, once")
-        with fetching(_ENGINE_FOLDER / "requirements.txt", lab.paths, say) as download:
-            base = _ensure_base(lab, say)
-            wheels = download.wait(say)
+        progress(f"building {wanted.reference}: some minutes, once")
+        with fetching(_ENGINE_FOLDER / "requirements.txt", lab.paths, progress) as download:
+            base = _ensure_base(lab, progress)
+            wheels = download.wait(progress)
         with served(wheels, lab.node(HEAD).plan) as url:
-            _build(lab, wanted, _ENGINE_FOLDER, {"BASE": base, "WHEELS": url}, say)
-        say(f"{wanted.reference} is on the {HEAD}")
+            _build(lab, wanted, _ENGINE_FOLDER, {"BASE": base, "WHEELS": url}, progress)
+        progress(f"{wanted.reference} is on the {HEAD}")
     return wanted
 
 
@@ -82,11 +81,10 @@ def standin_image(lab: Lab, progress: Say, tag: str = "1", *, ray: bool = True) 
     wanted = ImageTag(f"{STAND_IN}:{tag}", _recipe(_STAND_IN_FOLDER, settings))
     if _has(lab, wanted):
         return wanted
-    say = with_elapsed_time(progress)
-    with only_one(lab.paths.run / "images.lock", say, what="the lab's images"):
+    with only_one(lab.paths.run / "images.lock", progress, what="the lab's images"):
         if not _has(lab, wanted):
-            base = _ensure_base(lab, say)
-            _build(lab, wanted, _STAND_IN_FOLDER, {"BASE": base, **settings}, say)
+            base = _ensure_base(lab, progress)
+            _build(lab, wanted, _STAND_IN_FOLDER, {"BASE": base, **settings}, progress)
     return wanted
 
 

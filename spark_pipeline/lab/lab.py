@@ -21,7 +21,7 @@ from spark_pipeline.lab.node import Node, every_node, hosts_file
 from spark_pipeline.lab.paths import LabPaths
 from spark_pipeline.lab.plan import MAX_NODES, LabPlan, NodePlan
 from spark_pipeline.lab.processes import read_pid_file
-from spark_pipeline.lab.progress import Say, heartbeat, with_elapsed_time
+from spark_pipeline.lab.progress import Say, heartbeat
 from spark_pipeline.lab.requirements import demand, lacks, observe
 from spark_pipeline.lab.rootfs import ensure_node_root
 from spark_pipeline.lab.status import LabStatus
@@ -51,15 +51,14 @@ class Lab:
         """
         if not 1 <= nodes <= MAX_NODES:
             raise LabError(f"a lab has 1 to {MAX_NODES} nodes, not {nodes}")
-        say = with_elapsed_time(progress)
         status = self.status()
         if self._whole(status, nodes):
             return status
         demand(lacks(observe(self.plan, self.paths)))
         self._refuse_if_not_ours()
-        with self._lock(say):
+        with self._lock(progress):
             if not self._whole(self.status(), nodes):
-                self._mend(nodes, say)
+                self._mend(nodes, progress)
         return self.status()
 
     def down(self, purge: bool = False, progress: Say = _silent) -> None:
@@ -68,11 +67,10 @@ class Lab:
         Raises:
             LabError: something stayed; it is named.
         """
-        say = with_elapsed_time(progress)
         self._refuse_if_not_ours()
         if purge:
             self._refuse_to_purge_under_others()
-        with self._lock(say):
+        with self._lock(progress):
             for server in service.services(self.plan, self.paths):
                 server.stop()
             for node in self._nodes():
@@ -83,7 +81,7 @@ class Lab:
             if stayed := self.leftovers():
                 raise LabError("the lab is down, but not everything of it is gone", observed="\n".join(stayed))
             if purge:
-                say(f"removing {self.paths.own}")
+                progress(f"removing {self.paths.own}")
                 shutil.rmtree(self.paths.own)
                 with suppress(OSError):
                     self.paths.own.parent.rmdir()  # if we were all it held
