@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spark_pipeline.lab.content import prepare_hub
+from spark_pipeline.lab.content import move_to_next, prepare_hub
 from spark_pipeline.lab.hub_store import move_branch, read_refs, revisions
 from spark_pipeline.lab.tiny_models import TINY, TINY_QWEN35
 
@@ -31,3 +31,11 @@ def test_a_branch_that_moved_is_left_where_it_is(tmp_path: Path) -> None:
 
     assert read_refs(tmp_path, TINY) == {"main": tiny.commits[1]}
     assert lines == []
+
+
+def test_a_branch_moves_through_the_revisions_and_comes_back(tmp_path: Path) -> None:
+    tiny, _ = prepare_hub(tmp_path, print)
+
+    assert move_to_next(tmp_path, TINY) == tiny.commits[1]
+    assert read_refs(tmp_path, TINY) == {"main": tiny.commits[1]}
+    assert move_to_next(tmp_path, TINY) == tiny.commits[0]

@@ -28,7 +28,9 @@ def test_an_error_is_told_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -
     assert result.stderr == "this machine lacks 1 thing\n  observed: - not root\n  remedy:   - sudo\n"
 
 
-def test_progress_of_up_goes_to_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_of_up_goes_to_stderr(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # up fills the hub, which lies there
+
     def bring_up(_: Lab, nodes: int, progress: Callable[[str], None]) -> LabStatus:
         progress(f"starting {nodes}")
         return UP
@@ -36,8 +38,22 @@ def test_progress_of_up_goes_to_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lab, "up", bring_up)
     result = CliRunner().invoke(cli.lab, ["up", "--nodes", "3"])
     assert result.exit_code == 0
-    assert result.stderr == "starting 3\n"
+    first, *others = result.stderr.splitlines()
+    assert first.endswith(" s] starting 3")
+    assert ["published in 2 revisions" in line for line in others] == [True, True]
     assert "10.77.0.10" in result.stdout
+
+
+def test_a_branch_of_the_hub_is_moved_and_an_unknown_repository_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    moved = CliRunner().invoke(cli.lab, ["move", "lab/tiny"])
+    assert (moved.exit_code, moved.stderr) == (0, "")
+    assert moved.stdout.startswith("lab/tiny: main is now ")
+    refused = CliRunner().invoke(cli.lab, ["move", "lab/nothing"])
+    assert refused.exit_code == 1
+    assert "remedy:   one of: lab/tiny, lab/tiny_qwen35" in refused.stderr
 
 
 @pytest.mark.parametrize("nodes", ["0", "9", "two"])
