@@ -8,10 +8,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-# Absolute: run history, queue and pools are found from wherever Dagster is started.
-export DAGSTER_HOME := $(CURDIR)
-# Dagster says in every command that another one will supersede it.
-export PYTHONWARNINGS := ignore
+# Home is absolute: run history, queue and pools are found from wherever Dagster is started. Warnings: Dagster says in
+# every command that another one will supersede it.
+DAGSTER := DAGSTER_HOME=$(CURDIR) PYTHONWARNINGS=ignore $(BIN)/dagster
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
@@ -50,7 +49,7 @@ unit:
 	@$(BIN)/pytest -q -m "not lab" spark_pipeline_tests/unit
 
 dev: $(READY) ## Dagster with its UI on http://127.0.0.1:3000, daemon included
-	@$(BIN)/dagster dev --workspace workspace.yaml --host 127.0.0.1 --port 3000
+	@$(DAGSTER) dev --workspace workspace.yaml --host 127.0.0.1 --port 3000
 
 ui: dev ## the same
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from spark_pipeline.cluster import containers
 from spark_pipeline.cluster.generation import Generation
 from spark_pipeline.cluster.join import Member, join
-from spark_pipeline.cluster.plan import ClusterPlan, generation_of
+from spark_pipeline.cluster.plan import ClusterPlan
 from spark_pipeline.cluster.plan import plan as plan_cluster
 from spark_pipeline.cluster.preflight import preflight
-from spark_pipeline.cluster.record import last_number, read_generation, write_generation
+from spark_pipeline.cluster.record import generation_behind, last_number, write_generation
 from spark_pipeline.cluster.target import Target, build_target
 from spark_pipeline.errors import StateError
 from spark_pipeline.fleet import facts as node_facts
@@ -68,7 +68,7 @@ def ensure(session: Session) -> ClusterResult:
     started = time.monotonic()
     planned = plan(session)
     if planned.keep is not None:
-        generation = read_generation(session.state_dir, generation_of(planned.keep[0]))
+        generation = generation_behind(session.state_dir, planned.keep[0])
         if generation is not None and "joined" in containers.marks(Docker(session.head), generation.head.container):
             session.progress(f"generation {generation.number} runs already: nothing to start")
             return ClusterResult(generation, planned, False, (), time.monotonic() - started)

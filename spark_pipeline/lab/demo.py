@@ -78,15 +78,15 @@ def _materialize(root: Path, say: Say) -> int:
         text=True,
         errors="replace",
     ) as process:
-        try:
-            for line in process.stdout or ():
-                if (readable := log.readable(line)) is not None:
-                    say(readable)
-        except KeyboardInterrupt:
-            # The terminal sent it to Dagster too, which takes back what the step began; wait for that.
-            say("interrupted: waiting for Dagster to clean up")
-            process.wait()
-            return 130
+        while True:
+            try:
+                for line in process.stdout or ():
+                    if (readable := log.readable(line)) is not None:
+                        say(readable)
+                break
+            except KeyboardInterrupt:
+                # The terminal sent it to Dagster too, which takes back what the step began: read on until it is done.
+                say("interrupted: waiting for Dagster to clean up")
     return process.returncode
 
 
