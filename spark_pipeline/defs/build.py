@@ -5,7 +5,8 @@ from __future__ import annotations
 import dagster as dg
 
 from spark_pipeline.defs.assets import benchmark_dashboard, deployment_assets
-from spark_pipeline.defs.jobs import deploy_job, measure_job, redeploy_schedule
+from spark_pipeline.defs.jobs import deploy_job, measure_job
+from spark_pipeline.defs.schedules import redeploy_schedule
 from spark_pipeline.defs.sensors import model_revision_sensor, vllm_image_sensor
 from spark_pipeline.spec.project import Project
 
@@ -29,7 +30,9 @@ def build(project: Project) -> dg.Definitions:
             benchmark_dashboard(project),
         ],
         jobs=[*deploy, *(measure_job(deployment) for deployment in deployments)],
-        schedules=[redeploy_schedule(deployment) for deployment in deployments if deployment.policy.redeploy_cron],
+        schedules=[
+            redeploy_schedule(project, deployment) for deployment in deployments if deployment.policy.redeploy_cron
+        ],
         sensors=[vllm_image_sensor(project, deploy), model_revision_sensor(project, deploy)] if deploy else [],
         executor=EXECUTOR,
     )

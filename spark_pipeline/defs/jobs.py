@@ -60,18 +60,6 @@ def measure_job(deployment: Deployment) -> UnresolvedAssetJobDefinition:
     )
 
 
-def redeploy_schedule(deployment: Deployment) -> dg.ScheduleDefinition:
-    """`policy.redeploy_cron`. Stopped until somebody starts it in the UI, as the sensors are."""
-    return dg.ScheduleDefinition(
-        name=f"redeploy_{deployment.name}",
-        job_name=deploy_job_name(deployment.name),
-        cron_schedule=str(deployment.policy.redeploy_cron),
-        execution_timezone="UTC",
-        default_status=dg.DefaultScheduleStatus.STOPPED,
-        description="Deploys again what is declared: a newer image or revision is taken, nothing else is touched.",
-    )
-
-
 def _tags(deployment: Deployment, limit: timedelta) -> dict[str, str]:
     return {
         DEPLOYMENT_TAG: deployment.name,

@@ -1,0 +1,47 @@
+"""`policy.redeploy_cron`: deploy again what is declared, with what hub and registry offer at that hour."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from spark_pipeline.defs.jobs import deploy_job_name, op_name
+from spark_pipeline.defs.upstream import VLLM_IMAGE, ask_all
+from spark_pipeline.errors import StateError
+from spark_pipeline.serving.record import find_record
+from spark_pipeline.spec.deployment import Deployment
+from spark_pipeline.spec.project import Project
+
+
+def redeploy_schedule(project: Project, deployment: Deployment) -> dg.ScheduleDefinition:
+    """Stopped until somebody starts it in the UI, as the sensors are."""
+
+    @dg.schedule(
+        name=f"redeploy_{deployment.name}",
+        job_name=deploy_job_name(deployment.name),
+        cron_schedule=str(deployment.policy.redeploy_cron),
+        execution_timezone="UTC",
+        default_status=dg.DefaultScheduleStatus.STOPPED,
+        description="Deploys again what is declared: a newer image or revision is taken, nothing else is touched.",
+    )
+    def schedule() -> dg.RunRequest:
+        return dg.RunRequest(run_config=redeploy_config(project, deployment))
+
+    return schedule
+
+
+def redeploy_config(project: Project, deployment: Deployment) -> dict[str, object]:
+    """What the run is told beyond the declaration: the digest that the registry shows now behind the image that serves.
+
+    The branch needs no word: weights resolve it in every run. An image that the head already holds under its tag is
+    taken as it is, so a newer one must be asked for. Where no registry can be asked, the run goes on without.
+    """
+    try:
+        record = find_record(project, deployment.name)
+    except StateError:
+        return {}
+    if record is None or VLLM_IMAGE.pinned(deployment, record) or not VLLM_IMAGE.deployed(record):
+        return {}
+    digest = ask_all(VLLM_IMAGE, [(deployment, record)])[deployment.name].value
+    if not digest:
+        return {}
+    return {"ops": {op_name(deployment.name, VLLM_IMAGE.stage): {"config": {VLLM_IMAGE.field: digest}}}}
