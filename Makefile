@@ -34,7 +34,7 @@ test: $(READY) ## every test, the virtual fleet included
 	@$(BIN)/pytest
 
 check: $(READY) ## style, types, layers and the fast tests
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target unit types lint imports
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=target unit types lint imports
 
 lint:
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && echo "ruff: clean"

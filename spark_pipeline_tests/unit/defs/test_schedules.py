@@ -53,6 +53,6 @@ def test_the_schedule_of_the_users_deployment_asks_for_one_run_of_its_job(
     serving(project, "qwen35_122b", image_digest=OLD)
     answering(monkeypatch, NEW)
     schedule = build(project).get_repository_def().get_schedule_def("redeploy_qwen35_122b")
-    (request,) = schedule.evaluate_tick(dg.build_schedule_context()).run_requests or ()
+    (request,) = list(schedule.evaluate_tick(dg.build_schedule_context()).run_requests or ())
     assert request.run_config == {"ops": {"qwen35_122b__vllm_image": {"config": {"digest": NEW}}}}
     assert schedule.job_name == "deploy_qwen35_122b"
