@@ -173,14 +173,18 @@ def _stream(parcel: Parcel, group: Sequence[Transfer], progress: Progress) -> li
 
     def on_line(text: str) -> None:
         nonlocal last, meter, silent_seconds
-        last = _Line.model_validate_json(text)
-        if last.read == 0:  # an engine writes the whole image to a directory of its own before its first byte
+        before, last = last.read, _Line.model_validate_json(text)
+        if last.read == before:
+            # Before its first byte an engine writes the whole image to a directory of its own; after the last one,
+            # the others still unpack what they got.
             silent_seconds += 1
             if silent_seconds % _TELL_SECONDS == 0:
-                progress(f"{what}: the engine of {parcel.head.name} gathers the layers ({silent_seconds} s)")
+                doing = f"{names}: unpacking" if last.read else f"{parcel.head.name}: gathering the layers"
+                progress(f"{what}: {doing} ({silent_seconds} s)")
             return
+        silent_seconds = 0
         meter = meter or Meter(what, image.size_bytes, progress)
-        meter.set(last.read)
+        meter.set(min(last.read, image.size_bytes))
 
     completed = parcel.head.stream(
         send_command(parcel.references, skipped, loads),

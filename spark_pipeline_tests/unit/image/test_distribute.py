@@ -46,12 +46,16 @@ def test_layers_that_are_there_are_left_out_and_the_bytes_are_told() -> None:
     assert order["targets"] == {"peer": ["ssh", "peer", "docker", "load", "--quiet"]}
 
 
-def test_while_the_engine_gathers_the_layers_it_says_so() -> None:
-    silent = '{"read": 0, "sent": 0}\n' * 12 + '{"read": 50, "sent": 0}\n'
+def test_while_nothing_travels_it_says_what_is_done_instead() -> None:
+    gathering, unpacking = '{"read": 0, "sent": 0}\n' * 12, '{"read": 100, "sent": 10}\n' * 12
+    silent = gathering + unpacking
     head = ScriptedHost().on("python3", "-", ..., stdout=silent + ended(peer=(0, "")))
     said: list[str] = []
     distribute(parcel(head, [IMAGE]), [PARTLY], said.append)
-    assert said[1:] == ["engine:1 to peer: the engine of head gathers the layers (10 s)"]
+    assert said[1:] == [
+        "engine:1 to peer: head: gathering the layers (10 s)",
+        "engine:1 to peer: peer: unpacking (10 s)",
+    ]
 
 
 def test_two_nodes_that_lack_the_same_are_served_by_one_stream() -> None:
