@@ -19,7 +19,7 @@ class RegistryAnswer:
 
     Args:
         digest: of its manifest; None when the registry did not give one.
-        refusal: why not, in one line.
+        refusal: why not, in one line: not there, or not for this login. A registry that gave no answer is an error.
     """
 
     digest: str | None

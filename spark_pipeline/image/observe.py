@@ -12,7 +12,7 @@ from spark_pipeline.image import facts
 from spark_pipeline.image.choose import Candidate, Choice, Machine, RegistryAnswer, choose, pinned, unfit
 from spark_pipeline.image.plan import Holding, ImagePlan, names_of
 from spark_pipeline.image.reference import Reference
-from spark_pipeline.image.registry import remote_digest
+from spark_pipeline.image.registry import NotAllowedError, remote_digest
 from spark_pipeline.image.transfer import history_sizes, layers_on, transfer
 
 _ASK_SECONDS = 60
@@ -40,6 +40,7 @@ def look_and_choose(session: Session, declared: Sequence[str], digest: str | Non
 
     Raises:
         ImageNotFoundError, ImageError: see `choose`.
+        RegistryError: a registry that had to be asked could not say whether it has the image.
     """
     head = session.fleet.head.name
 
@@ -90,7 +91,15 @@ def same(found: ImageFacts | None, image: ImageFacts) -> bool:
 
 
 def _ask_registry(reference: str) -> RegistryAnswer:
+    """A no passes on to the next candidate. No answer does not: what is declared first would be replaced by another
+    image, for a fault that passes."""
     try:
         return RegistryAnswer(remote_digest(reference))
-    except (ImageNotFoundError, RegistryError) as error:
+    except (ImageNotFoundError, NotAllowedError) as error:
         return RegistryAnswer(None, f"{error.what} ({error.observed})")
+    except RegistryError as error:
+        raise RegistryError(
+            f"whether candidate {reference} exists cannot be told now: {error.what}",
+            observed=error.observed,
+            remedy=f"{error.remedy}\nto do without it, take it out of image.candidates, or put another one first",
+        ) from error

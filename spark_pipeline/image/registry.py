@@ -23,6 +23,10 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MANIFEST_TYPES = ("application/vnd.docker.distribution.manifest.", "application/vnd.oci.image.")
 
 
+class NotAllowedError(RegistryError):
+    """The registry answered: not for this login. Asking again changes nothing."""
+
+
 def remote_digest(reference: str, timeout_seconds: float = 10) -> str:
     """The digest (`sha256:` and 64 hex) of the manifest, or list of manifests, behind a tag in its registry.
 
@@ -31,8 +35,9 @@ def remote_digest(reference: str, timeout_seconds: float = 10) -> str:
         timeout_seconds: for each answer of the registry, and of the server that hands out its tokens.
 
     Raises:
-        ImageNotFoundError: the registry knows no such image.
-        RegistryError: it refuses, cannot be reached, or does not speak the protocol.
+        ImageNotFoundError: the registry knows no such image (404).
+        NotAllowedError: this login may not see it, if there is one (401, 403: Docker Hub's words for both).
+        RegistryError: anything else, which may pass: too many requests, a fault of the server or of the network.
     """
     wanted = Reference.parse(reference)
     for insecure in (False, True):
@@ -59,8 +64,8 @@ def _head(wanted: Reference, reference: str, insecure: bool, timeout_seconds: fl
     from dxf.exceptions import DXFAuthInsecureError, DXFUnauthorizedError
     from requests.exceptions import ConnectionError, HTTPError, RequestException, SSLError, Timeout
 
-    def refused(observed: str, remedy: str) -> RegistryError:
-        return RegistryError(f"registry {wanted.registry} does not show {reference}", observed=observed, remedy=remedy)
+    def refused(observed: str, remedy: str, kind: type[RegistryError] = RegistryError) -> RegistryError:
+        return kind(f"registry {wanted.registry} does not show {reference}", observed=observed, remedy=remedy)
 
     login = "docker login" if wanted.registry == DEFAULT_REGISTRY else f"docker login {wanted.registry}"
     try:
@@ -77,10 +82,13 @@ def _head(wanted: Reference, reference: str, insecure: bool, timeout_seconds: fl
                 _, response = client.get_manifest_and_response(wanted.manifest)
                 digest = "sha256:" + hashlib.sha256(response.content).hexdigest()
     except DXFUnauthorizedError as error:
-        raise refused("401 Unauthorized", f"check the name; if it is a private image: {login}") from error
+        remedy = f"check the name; if it is a private image: {login}"
+        raise refused("401 Unauthorized", remedy, NotAllowedError) from error
     except DXFAuthInsecureError as error:
         raise refused(
-            "it asks for a login in plain http", "give the registry TLS: credentials are never sent in the clear"
+            "it asks for a login in plain http",
+            "give the registry TLS: credentials are never sent in the clear",
+            NotAllowedError,
         ) from error
     except HTTPError as error:
         answer = error.response
@@ -91,7 +99,8 @@ def _head(wanted: Reference, reference: str, insecure: bool, timeout_seconds: fl
                 f"registry {wanted.registry} has no {reference}", observed="404 Not Found", remedy="check name and tag"
             ) from error
         if status == 403:
-            raise refused("403 Forbidden", f"this login may not read it; with another: {login}") from error
+            remedy = f"this login may not read it; with another: {login}"
+            raise refused("403 Forbidden", remedy, NotAllowedError) from error
         if status == 429:
             raise refused("429 Too Many Requests", f"wait, or raise the limit with a login: {login}") from error
         raise refused(f"{status} {answer.reason}", "try again later") from error

@@ -75,6 +75,7 @@ def ensure(session: Session, *, digest: str | None = None) -> ImageResult:
 
     Raises:
         ImageNotFoundError: no candidate is on the head or in a registry.
+        RegistryError: a candidate's registry gave no answer, and no candidate before it is on the head.
         ImageError: it cannot run here, has no vLLM, does not fit, or cannot be copied.
         ImageDiffersError: two nodes hold different images under the pipeline's name.
         MachineError: a node could not be asked.

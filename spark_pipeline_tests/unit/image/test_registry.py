@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from spark_pipeline.errors import ImageNotFoundError, RegistryError
-from spark_pipeline.image.registry import _may_be_plain, remote_digest
+from spark_pipeline.image.registry import NotAllowedError, _may_be_plain, remote_digest
 
 MANIFEST = b'{"schemaVersion": 2}'
 MANIFEST_TYPE = "application/vnd.oci.image.index.v1+json"
@@ -195,6 +195,14 @@ def test_a_refusal_is_named_with_what_to_do(plain: Registry, status: int, remedy
         remote_digest(f"{plain.address}/team/engine")
     assert caught.value.observed.startswith(str(status))
     assert remedy in caught.value.remedy
+
+
+@pytest.mark.parametrize(("status", "final"), [(401, True), (403, True), (429, False), (500, False), (503, False)])
+def test_a_final_no_is_told_from_a_fault_that_passes(plain: Registry, status: int, final: bool) -> None:
+    plain.answer = lambda asked: refused(status)
+    with pytest.raises(RegistryError) as caught:
+        remote_digest(f"{plain.address}/team/engine")
+    assert isinstance(caught.value, NotAllowedError) is final
 
 
 def test_a_registry_that_never_answers_is_given_up() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from spark_pipeline.fleet.session import Session
 from spark_pipeline.image import observe, stage
 from spark_pipeline.image.plan import own_tag
 from spark_pipeline.image.record import read_record
+from spark_pipeline.image.registry import NotAllowedError
 from spark_pipeline.spec import store
 from spark_pipeline.spec.project import Project
 from spark_pipeline_tests.doubles import ScriptedConnection, ScriptedHost
@@ -223,13 +225,45 @@ def test_a_candidate_declared_by_another_digest_cannot_be_the_one_asked_for(
     assert head.commands == []
 
 
-def test_a_registry_that_cannot_be_reached_is_a_reason_not_a_crash(
+def failing(error: RegistryError) -> Callable[[str], str]:
+    def remote_digest(reference: str) -> str:
+        raise error
+
+    return remote_digest
+
+
+def test_a_fault_of_a_registry_does_not_pass_on_to_the_next_candidate(
     tmp_path: Path, head: ScriptedHost, peer: ScriptedHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreachable(reference: str) -> str:
-        raise RegistryError("no answer about it", observed="Connection refused")
+    fault = RegistryError("registry docker.io does not show it", observed="429 Too Many Requests", remedy="wait")
+    monkeypatch.setattr(observe, "remote_digest", failing(fault))
+    work = session(tmp_path, head, peer, "team/engine:1", "team/other:1")
+    are("x86_64", head, peer)
+    lacks(head, "team/engine:1", "team/other:1")
+    with pytest.raises(RegistryError, match="candidate team/engine:1 ") as caught:
+        stage.ensure(work)
+    assert caught.value.observed == "429 Too Many Requests"
+    assert verbs(head) == {"uname -m", "docker image"}
 
-    monkeypatch.setattr(observe, "remote_digest", unreachable)
+
+def test_a_fault_of_a_registry_does_not_matter_behind_a_candidate_on_the_head(
+    tmp_path: Path, head: ScriptedHost, peer: ScriptedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observe, "remote_digest", failing(RegistryError("no answer", observed="Connection refused")))
+    work = session(tmp_path, head, peer, "engine:1", "team/other:1")
+    known_engine(work)
+    are("x86_64", head, peer)
+    lacks(head, "team/other:1")
+    for host in (head, peer):
+        holds(host, "engine:1", OWN)
+    assert not stage.plan(work).changes
+
+
+def test_a_candidate_that_this_login_may_not_see_is_passed_over_with_its_reason(
+    tmp_path: Path, head: ScriptedHost, peer: ScriptedHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusal = NotAllowedError("registry docker.io does not show it", observed="401 Unauthorized")
+    monkeypatch.setattr(observe, "remote_digest", failing(refusal))
     work = session(tmp_path, head, peer, "team/engine:1", "engine:1")
     known_engine(work)
     are("x86_64", head, peer)
@@ -237,7 +271,7 @@ def test_a_registry_that_cannot_be_reached_is_a_reason_not_a_crash(
     for host in (head, peer):
         holds(host, "engine:1", OWN)
     plan = stage.plan(work)
-    assert plan.reasons[0] == "team/engine:1: not on the head; no answer about it (Connection refused)"
+    assert plan.reasons[0] == "team/engine:1: not on the head; registry docker.io does not show it (401 Unauthorized)"
     assert not plan.changes
 
 
