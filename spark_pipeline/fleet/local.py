@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pwd
 import subprocess
+from pathlib import Path
 from typing import IO
 
 from spark_pipeline.fleet.shell import ShellHost
@@ -12,12 +14,13 @@ _PIECE_BYTES = 64 * 1024
 
 
 class LocalHost(ShellHost):
-    """Runs commands as the user that runs the pipeline."""
+    """Runs commands as the user that runs the pipeline, from the home directory, as an ssh server does."""
 
     def _start(self, text: str, *, urgent: bool = False) -> LocalProcess:  # noqa: ARG002 - nothing to wait for here
         return LocalProcess(
             subprocess.Popen(
                 ["sh", "-c", text],
+                cwd=_home(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -62,6 +65,12 @@ class LocalProcess:
             self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             _close(pipe)
+
+
+def _home() -> Path:
+    """The one that ssh calls `%d`: of the user's record, whatever $HOME says. A missing one does not stop a login."""
+    home = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    return home if home.is_dir() else Path("/")
 
 
 def _descriptor(pipe: IO[bytes] | None) -> int:

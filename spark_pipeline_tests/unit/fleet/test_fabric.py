@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from spark_pipeline.errors import (
     LoginRefusedError,
     UnreachableError,
 )
-from spark_pipeline.fleet import pins
+from spark_pipeline.fleet import local, pins
 from spark_pipeline.fleet.fabric import fabric_ssh, pipe, prepare_fabric
 from spark_pipeline.fleet.local import LocalHost
 from spark_pipeline.spec.fleet import Fleet
@@ -48,6 +49,11 @@ def known_hosts(tmp_path: Path) -> Path:
     return tmp_path / "known_hosts"
 
 
+class LocalConnection:
+    def host(self, name: str) -> LocalHost:
+        return LocalHost(name)
+
+
 def prepare(head: ScriptedHost, known_hosts: Path) -> None:
     prepare_fabric(ScriptedConnection([head]), FLEET, known_hosts, [PEER])  # pyright: ignore[reportArgumentType]
 
@@ -79,6 +85,28 @@ def test_the_head_gets_the_peers_pinned_key_and_is_seen_to_log_in(known_hosts: P
 
     assert head.files == {".spark_pipeline/known_hosts_sparks": known_hosts.read_bytes()}
     assert f"UserKnownHostsFile=%d/{next(iter(head.files))}" in head.commands[0]
+
+
+def test_on_a_local_head_the_keys_lie_where_ssh_looks_for_them(
+    known_hosts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`%d` of ssh is the home directory; the pipeline runs in a project's folder."""
+    home, project, programs = (tmp_path / name for name in ("home", "project", "bin"))
+    for folder in (home, project, programs):
+        folder.mkdir()
+    ssh = programs / "ssh"
+    ssh.write_text(
+        f'#!/bin/sh\nfor word; do case $word in UserKnownHostsFile=%d/*) cat "{home}/${{word#*%d/}}";; esac; done\n'
+    )
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setattr(local, "_home", lambda: home)
+    monkeypatch.chdir(project)
+
+    prepare_fabric(LocalConnection(), FLEET, known_hosts, [PEER])  # pyright: ignore[reportArgumentType]
+
+    assert HERE.run([*fabric_ssh(FLEET, PEER), "true"], timeout=10).stdout == known_hosts.read_text()
+    assert list(project.iterdir()) == []
 
 
 def test_a_peer_that_is_not_enrolled_stops_it_before_anything_is_asked(tmp_path: Path) -> None:

@@ -51,6 +51,15 @@ def test_words_arrive_as_they_were_given() -> None:
     assert done.stdout == "".join(f"{word}|" for word in WORDS)
 
 
+def test_commands_start_in_the_home_directory_wherever_the_pipeline_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    home = HOST.run(["sh", "-c", "cd ~ && pwd -P"], timeout=30).stdout
+    assert HOST.run(["pwd", "-P"], timeout=30).stdout == home
+
+
 def test_output_errors_and_status_come_back_apart() -> None:
     done = HOST.run(["sh", "-c", "echo out; echo err >&2; exit 3"], timeout=30, check=False)
 
