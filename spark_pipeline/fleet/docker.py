@@ -18,6 +18,7 @@ from spark_pipeline.fleet.host import Completed, Host, Words
 _ASK_SECONDS = 60.0
 _START_SECONDS = 120.0
 _REMOVE_SECONDS = 120.0
+_REMOVE_PAUSE_SECONDS = 0.5
 _NO_ENGINE = ("cannot connect to the docker", "failed to connect to the docker", "is the docker daemon running")
 _NO_PROGRAM = re.compile("failed to run command .docker.|docker: (command )?not found")  # of `timeout`, of shells
 
@@ -84,11 +85,13 @@ class Docker:
             MachineError: a container is still there.
         """
         wanted = list(dict.fromkeys(names))
-        if not wanted:
-            return
-        done = self._docker("rm", "--force", "--volumes", *wanted, check=False, timeout=_REMOVE_SECONDS)
-        end = time.monotonic() + _REMOVE_SECONDS / 4  # a removal that is already under way is somebody else's
-        while left := self._inspect(wanted):
+        end = time.monotonic() + _REMOVE_SECONDS
+        while wanted:
+            # Again and again: the engine waits 10 s for a killed container, then gives up ("did not receive an exit
+            # event") and does not come back to it. A big engine takes longer to give its memory back.
+            done = self._docker("rm", "--force", "--volumes", *wanted, check=False, timeout=_REMOVE_SECONDS)
+            if not (left := self._inspect(wanted)):
+                return
             if time.monotonic() > end:
                 raise MachineError(
                     f"containers are still there after docker rm: {', '.join(item.name for item in left)}",
@@ -96,7 +99,8 @@ class Docker:
                     observed=done.stderr or f"state {', '.join(item.state for item in left)}",
                     remedy=f"docker rm -f {' '.join(item.name for item in left)}; if it hangs, restart the engine",
                 )
-            time.sleep(0.5)
+            wanted = [item.name for item in left]
+            time.sleep(_REMOVE_PAUSE_SECONDS)
 
     def logs(self, name: str, tail_lines: int) -> str:
         """The last lines that a container printed, both streams as they came."""

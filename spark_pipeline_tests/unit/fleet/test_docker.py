@@ -234,11 +234,26 @@ def test_a_command_in_a_container_runs_in_the_root_directory() -> None:
 
 
 def test_removing_is_done_when_the_containers_are_seen_gone() -> None:
-    host = ScriptedHost().on("docker", "rm", "--force", "--volumes", "sp-tiny-g1-r0")
+    host = ScriptedHost().on("docker", "rm", "--force", "--volumes", "sp-tiny-g1-r0", times=2)
     host.on("docker", "container", "inspect", ..., stdout=line(CONTAINER), times=1)
     host.on("docker", "container", "inspect", ..., stderr=GONE, status=1)
 
     Docker(host).remove(["sp-tiny-g1-r0"])
+
+    host.finish()
+
+
+def test_a_container_that_is_slow_to_die_is_removed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker, "_REMOVE_PAUSE_SECONDS", 0.0)
+    slow = "Error response from daemon: tried to kill container, but did not receive an exit event"
+    host = ScriptedHost().on("docker", "rm", "--force", "--volumes", "other", "sp-tiny-g1-r0", stderr=slow, status=1)
+    host.on("docker", "container", "inspect", ..., stdout=line(CONTAINER), stderr=GONE, status=1)
+    host.on("docker", "rm", "--force", "--volumes", "sp-tiny-g1-r0", stderr=slow, status=1)
+    host.on("docker", "container", "inspect", ..., stdout=line(CONTAINER))
+    host.on("docker", "rm", "--force", "--volumes", "sp-tiny-g1-r0")
+    host.on("docker", "container", "inspect", ..., stderr=GONE, status=1)
+
+    Docker(host).remove(["other", "sp-tiny-g1-r0"])
 
     host.finish()
 
