@@ -81,7 +81,15 @@ class ScriptedHost:
         self._steps.append(_Step(pattern, stdout, stderr, status, error, times))
         return self
 
-    def run(self, argv: Words, *, input: str | bytes | None = None, timeout: float, check: bool = True) -> Completed:
+    def run(
+        self,
+        argv: Words,
+        *,
+        input: str | bytes | None = None,
+        timeout: float,
+        check: bool = True,
+        urgent: bool = False,
+    ) -> Completed:
         done = self._answer(tuple(argv), input, timeout)
         if check and done.status != 0:
             raise failure(self.name, done)

@@ -37,7 +37,15 @@ class Host(Protocol):
         """The node's name in the fleet."""
         ...
 
-    def run(self, argv: Words, *, input: str | bytes | None = None, timeout: float, check: bool = True) -> Completed:
+    def run(
+        self,
+        argv: Words,
+        *,
+        input: str | bytes | None = None,
+        timeout: float,
+        check: bool = True,
+        urgent: bool = False,
+    ) -> Completed:
         """Run a command to its end.
 
         Args:
@@ -45,6 +53,7 @@ class Host(Protocol):
             input: its standard input; None closes it at once. Secrets go here, never into argv.
             timeout: seconds from start to end.
             check: raise CommandFailedError on a status that is not 0.
+            urgent: wait for no other command, however many run on this node. For short ones that may not come late.
         """
         ...
 

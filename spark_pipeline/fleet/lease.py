@@ -1,7 +1,8 @@
 """The right to change a fleet: one run at a time, whoever it is (UI, schedule, command line, another machine).
 
 It lies on the head, so it guards the machines and not one checkout. It has a time to live and is renewed while its
-holder lives: a killed process frees it by itself. The node's side is lease_program.py.
+holder lives: a killed process frees it by itself. A holder that was silent for longer (a broken network) goes on when
+nobody took the lease meanwhile. The node's side is lease_program.py.
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def look(host: Host, *, directory: str = DIRECTORY) -> Held | None:
 def _ask(host: Host, action: str, directory: str, request: _Request) -> tuple[bool, Held | None]:
     program = files("spark_pipeline.fleet").joinpath("lease_program.py").read_text(encoding="utf-8")
     argv = ["python3", "-IS", "-", action, directory, json.dumps(asdict(request))]
-    done = host.run(argv, input=program, timeout=_ASK_SECONDS, check=False)
+    done = host.run(argv, input=program, timeout=_ASK_SECONDS, check=False, urgent=True)
     if done.status != 0:
         raise MachineError(
             "the fleet's lease cannot be asked for",
@@ -179,7 +180,7 @@ def _held_error(host: Host, held: Held | None, what: str) -> LeaseHeldError:
         return LeaseHeldError(
             what,
             node=host.name,
-            observed="it expired; nobody holds it now",
+            observed="nobody holds it now; another run did since, or the head was restarted",
             remedy="see that the head stays reachable, then run the same again",
         )
     return LeaseHeldError(

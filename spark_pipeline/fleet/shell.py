@@ -45,9 +45,17 @@ class ShellHost(ABC):
     def _start(self, text: str, *, urgent: bool = False) -> Process:
         """Start a line of shell in a session of its own. An urgent one waits for no other command."""
 
-    def run(self, argv: Words, *, input: str | bytes | None = None, timeout: float, check: bool = True) -> Completed:
+    def run(
+        self,
+        argv: Words,
+        *,
+        input: str | bytes | None = None,
+        timeout: float,
+        check: bool = True,
+        urgent: bool = False,
+    ) -> Completed:
         """See `Host.run`."""
-        completed, output = self._gather(argv, input=input, timeout=timeout)
+        completed, output = self._gather(argv, input=input, timeout=timeout, urgent=urgent)
         completed = _with_output(completed, output.decode("utf-8", "replace"))
         if check and completed.status != 0:
             raise failure(self._name, completed)
@@ -95,13 +103,15 @@ class ShellHost(ABC):
             )
         return output
 
-    def _gather(self, argv: Words, *, input: str | bytes | None = None, timeout: float) -> tuple[Completed, bytes]:
+    def _gather(
+        self, argv: Words, *, input: str | bytes | None = None, timeout: float, urgent: bool = False
+    ) -> tuple[Completed, bytes]:
         pieces: list[bytes] = []
-        completed = self._execute(Order(self._name, tuple(argv), timeout, _bytes(input)), pieces.append)
+        completed = self._execute(Order(self._name, tuple(argv), timeout, _bytes(input)), pieces.append, urgent=urgent)
         return completed, b"".join(pieces)
 
-    def _execute(self, order: Order, on_output: Callable[[bytes], None]) -> Completed:
-        return complete(self._start(order.text()), order, on_output, self._end_session)
+    def _execute(self, order: Order, on_output: Callable[[bytes], None], *, urgent: bool = False) -> Completed:
+        return complete(self._start(order.text(), urgent=urgent), order, on_output, self._end_session)
 
     def _end_session(self, session: int) -> None:
         """End a command's processes, as well as it can be done: the cause of the ending is what gets reported."""

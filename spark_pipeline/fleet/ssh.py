@@ -12,7 +12,7 @@ from spark_pipeline.fleet.login import STEP_SECONDS
 from spark_pipeline.fleet.shell import ShellHost
 
 _PIECE_BYTES = 64 * 1024
-# sshd's MaxSessions is 10 by default; two stay free for ending commands.
+# sshd's MaxSessions is 10 by default; two stay free for what is urgent: the lease, and ending commands.
 _SESSIONS = 8
 
 

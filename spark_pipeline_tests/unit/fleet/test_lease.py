@@ -109,6 +109,37 @@ def test_a_holder_that_was_overtaken_learns_it_at_the_next_check(
             held.check()  # for good: the other one changed the fleet meanwhile
 
 
+def test_a_holder_that_was_silent_for_too_long_goes_on_when_nobody_came_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lease, "_beat", lambda self: None)  # as if the network had been away
+    with hold(tmp_path, "silent", ttl=0.5) as held:
+        time.sleep(0.6)
+        assert holder(tmp_path) is None, "others may take it"
+
+        held.check()
+
+        assert holder(tmp_path) == "silent"
+        with pytest.raises(LeaseHeldError), hold(tmp_path, "other"):
+            pass
+    assert holder(tmp_path) is None
+
+
+def test_a_holder_that_was_overtaken_by_a_run_that_has_ended_since_may_not_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lease, "_beat", lambda self: None)
+    with hold(tmp_path, "slept", ttl=0.3) as held:
+        time.sleep(0.4)
+        with hold(tmp_path, "other"):
+            pass
+
+        with pytest.raises(LeaseHeldError, match="lost") as caught:
+            held.check()
+
+    assert "another run did since" in caught.value.observed
+
+
 def test_giving_back_what_was_lost_does_not_end_the_others_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,8 +24,9 @@ from spark_pipeline.errors import (
     MachineError,
     UnreachableError,
 )
-from spark_pipeline.fleet import known_hosts, login, pins
+from spark_pipeline.fleet import known_hosts, login, pins, ssh
 from spark_pipeline.fleet.connection import FleetConnection
+from spark_pipeline.fleet.lease import hold
 from spark_pipeline.fleet.parallel import each
 from spark_pipeline.fleet.route import Route
 from spark_pipeline.fleet.ssh import SshHost, SshProcess
@@ -195,6 +197,25 @@ def test_many_commands_at_once_stay_below_the_servers_limit_of_sessions(sshd: Ss
         answers = each(range(24), lambda number: host.run(["echo", str(number)], timeout=30).stdout.strip())
 
     assert answers == {number: str(number) for number in range(24)}
+
+
+def test_the_lease_is_renewed_while_long_commands_hold_every_other_session(
+    sshd: Sshd, pinned: Path, tmp_path: Path
+) -> None:
+    with FleetConnection(sshd.fleet, pinned) as connection, ThreadPoolExecutor(ssh._SESSIONS + 1) as pool:
+        host = connection.host("node")
+        copies = [
+            pool.submit(host.run, ["sh", "-c", f"until [ -e {tmp_path}/go ]; do sleep 0.1; done"], timeout=60)
+            for _ in range(ssh._SESSIONS + 1)  # one more than there is room for
+        ]
+        try:
+            time.sleep(1)
+            with hold(host, fleet="f", owner="o", run_id="r", progress=print, directory=str(tmp_path)) as held:
+                held._renew()
+                held.check()
+            assert not any(copy.done() for copy in copies)
+        finally:
+            (tmp_path / "go").touch()
 
 
 def test_a_connection_that_breaks_under_a_command_is_said_at_once(tmp_path: Path) -> None:
