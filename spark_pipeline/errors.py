@@ -34,6 +34,8 @@ Secrets never belong in any of the four. Errors survive pickling: Dagster's step
 
 from __future__ import annotations
 
+ALSO = "and also: "  # how a note begins that tells of another error (fleet/parallel.py)
+
 
 class SparkPipelineError(Exception):
     """Root of the tree.
@@ -58,16 +60,25 @@ class SparkPipelineError(Exception):
             lines.append("  observed: " + self.observed.replace("\n", "\n            "))
         if self.remedy:
             lines.append("  remedy:   " + self.remedy.replace("\n", "\n            "))
+        lines += ["  also:     " + note.removeprefix(ALSO).replace("\n", "\n            ") for note in self._notes]
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.what, self.node, self.observed, self.remedy))
+        return (_rebuild, (type(self), self.what, self.node, self.observed, self.remedy, self._notes))
+
+    @property
+    def _notes(self) -> tuple[str, ...]:
+        """What else went wrong at the same time, see BaseException.add_note."""
+        return tuple(getattr(self, "__notes__", ()))
 
 
 def _rebuild(
-    kind: type[SparkPipelineError], what: str, node: str | None, observed: str, remedy: str
+    kind: type[SparkPipelineError], what: str, node: str | None, observed: str, remedy: str, notes: tuple[str, ...]
 ) -> SparkPipelineError:
-    return kind(what, node=node, observed=observed, remedy=remedy)
+    error = kind(what, node=node, observed=observed, remedy=remedy)
+    for note in notes:
+        error.add_note(note)
+    return error
 
 
 class DeclarationError(SparkPipelineError):

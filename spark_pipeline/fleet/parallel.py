@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
+from spark_pipeline.errors import ALSO
 from spark_pipeline.fleet.cancel import cancelled_by, stop_if_cancelled
 
 K = TypeVar("K", bound=Hashable)
@@ -47,6 +48,6 @@ def each(items: Iterable[K], work: Callable[[K], T], *, at_once: int = 32) -> di
     failed = [error for future in futures.values() if (error := future.exception()) is not None]
     if failed:
         for other in failed[1:]:
-            failed[0].add_note(f"and also: {other}")
+            failed[0].add_note(f"{ALSO}{other}")
         raise failed[0]
     return {name: future.result() for name, future in futures.items()}
