@@ -72,7 +72,8 @@ def recorded_plans(project: Project, deployment: str, directory: Path) -> tuple[
         weights_plan, weights_record = _weights(session, facts, manifest)
         image_plan, image_record = _image(session, facts, on_head, engine)
         target = build_target(declared, fleet, session.nodes, weights_record, image_record)
-        planned = plan_cluster(target, facts, Running(()), last_number=0, others=(), run_id=session.run_id)
+        nothing = Running(())
+        planned = plan_cluster(target, facts, nothing, joined=None, others=(), last_number=0, run_id=session.run_id)
         later = (serving.describe(planned.generation), benchmark.describe(project, declared, planned.generation))
     return weights_plan, image_plan, planned.describe(), *later
 

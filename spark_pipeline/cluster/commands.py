@@ -83,7 +83,8 @@ def docker_run(
     the directory is missing; -v would let dockerd create it, owned by root.
     """
     words = ["docker", "run", "--detach", "--pull", "never", "--init", "--name", name]
-    words += ["--network", "host", "--workdir", "/"]
+    # Root inside, whatever the image says: caches and marks lie where root may write.
+    words += ["--network", "host", "--workdir", "/", "--user", "0"]
     words += ["--entrypoint", "/bin/sh", "--shm-size", _SHARED_MEMORY[accelerator]]
     words += ["--security-opt", "no-new-privileges"]
     # The engine goes before sshd does when memory runs out.

@@ -9,6 +9,7 @@ from spark_pipeline.cluster.generation import LABEL, Generation, Rank
 from spark_pipeline.cluster.plan import Running
 from spark_pipeline.errors import SparkPipelineError
 from spark_pipeline.fleet.docker import Container, Docker
+from spark_pipeline.fleet.failures import failure
 from spark_pipeline.fleet.host import Host, shell_text
 from spark_pipeline.fleet.session import Session
 
@@ -34,12 +35,14 @@ def observe(session: Session) -> tuple[Running, tuple[Container, ...]]:
 
 def start(session: Session, generation: Generation) -> None:
     """`docker run` of every rank, all nodes at once."""
+    session.guard()
     by_node = {rank.node: rank for rank in generation.ranks}
     session.connection.each(list(by_node), lambda host: Docker(host).start(by_node[host.name].run))
 
 
 def remove(session: Session, containers: Iterable[Container]) -> None:
     """Remove them and see them gone, all nodes at once."""
+    session.guard()
     names: dict[str, list[str]] = {}
     for container in containers:
         names.setdefault(container.node, []).append(container.name)
@@ -64,6 +67,14 @@ def remove_generation(session: Session, generation: Generation) -> None:
     session.connection.each(list(by_node), clear)
 
 
+def clean_up(session: Session, generation: Generation, cause: BaseException) -> None:
+    """Remove what was started of a generation that failed; what goes wrong meanwhile never hides the cause."""
+    try:
+        remove_generation(session, generation)
+    except SparkPipelineError as error:
+        cause.add_note(f"and it could not be removed everywhere: {error}")
+
+
 def keep_log(session: Session, generation: Generation, rank: Rank, docker: Docker) -> str:
     """Copy the end of a rank's log to data/state/<deployment>/logs/ and return it; a removed container has none."""
     text = docker.logs(rank.container, LOG_LINES)
@@ -76,6 +87,9 @@ def keep_log(session: Session, generation: Generation, rank: Rank, docker: Docke
 def marks(docker: Docker, container: str) -> frozenset[str]:
     """Which of `joined` and `serve.sh` the container carries."""
     done = docker.exec(container, ("ls", MARKS), timeout=EXEC_TIMEOUT_SECONDS, check=False)
+    # A failed look is no proof of absence: an engine that serves must not be taken for one that never joined.
+    if done.status != 0 and "no such file" not in done.stderr.lower():
+        raise failure(docker.host.name, done)
     return frozenset(done.stdout.split())
 
 
@@ -88,6 +102,7 @@ def mark(docker: Docker, container: str, name: str, content: str = "") -> None:
 
 def hand_over(session: Session, generation: Generation) -> None:
     """Tell every rank what to serve: the waiting first process becomes the engine (cluster/bootstrap.sh)."""
+    session.guard()
     by_node = {rank.node: rank for rank in generation.ranks if rank.serve is not None}
 
     def tell(host: Host) -> None:

@@ -18,7 +18,8 @@ RESERVE_BYTES = 10 * 2**30
 # CUDA was seen with as little as 102 of 121.7 GiB free on an idle GB10, whatever /proc/meminfo said: vLLM refuses to
 # start when its share is more than what is free, so 0.84 already fails on some machines.
 CEILING = 0.83
-FLOOR = 0.10
+# Beside its weights a rank needs room for activations, CUDA graphs, NCCL's buffers and at least some KV cache.
+WORKING_BYTES = 6 * 2**30
 
 
 @dataclass(frozen=True)
@@ -29,28 +30,57 @@ class MemoryShare:
     reason: str
 
 
-def utilization(nodes: Sequence[NodeFacts]) -> MemoryShare:
+def utilization(nodes: Sequence[NodeFacts], *, occupied: bool) -> MemoryShare:
     """The share that the tightest node can give: (MemAvailable - 10 GiB) / MemTotal, at most 0.83.
 
     One value for all ranks: the engine sizes its KV cache by the smallest rank anyway.
 
-    Raises:
-        ClusterError: a node has too little free memory to start anything.
+    Args:
+        occupied: an earlier generation still holds memory that will be free when it is gone; what is available now
+            says nothing then, and the ceiling stands in until it can be measured.
     """
+    if occupied:
+        return MemoryShare(
+            CEILING,
+            f"gpu_memory_utilization {CEILING}: an estimate, measured anew when the earlier generation is gone",
+        )
     shares = [((facts.memory_available_bytes - RESERVE_BYTES) / facts.memory_total_bytes, facts) for facts in nodes]
     share, tightest = min(shares, key=lambda item: item[0])
-    if share < FLOOR:
-        raise ClusterError(
-            "too little free memory to start an engine",
-            node=tightest.node,
-            observed=f"{human_bytes(tightest.memory_available_bytes)} available of "
-            f"{human_bytes(tightest.memory_total_bytes)}, of which {human_bytes(RESERVE_BYTES)} stay with the system",
-            remedy="stop what else uses memory there: `docker ps`, `ps -eo rss,args --sort=-rss | head`",
-        )
-    value = int(min(share, CEILING) * 100) / 100
+    value = int(max(min(share, CEILING), 0.0) * 100) / 100
     return MemoryShare(
         value,
         f"gpu_memory_utilization {value:.2f}: {tightest.node} has {human_bytes(tightest.memory_available_bytes)} "
         f"available of {human_bytes(tightest.memory_total_bytes)}, {human_bytes(RESERVE_BYTES)} stay with the system, "
         f"ceiling {CEILING}",
+    )
+
+
+def refuse_what_does_not_fit(nodes: Sequence[NodeFacts], share: float, model_bytes: int) -> None:
+    """Weights spread evenly over the ranks, and working room beside them, must fit into every node's share.
+
+    The scenario's first failure: 125 GB served by one Spark, found out after most of an hour of loading.
+
+    Raises:
+        ClusterError: names the node, what a rank needs and has, and the smallest layout that would fit.
+    """
+    tightest = min(nodes, key=lambda facts: facts.memory_available_bytes)
+    has = share * min(facts.memory_total_bytes for facts in nodes)
+    needs = model_bytes / len(nodes) + WORKING_BYTES
+    if needs <= has:
+        return
+    room = max(CEILING * tightest.memory_total_bytes - WORKING_BYTES, 1.0)
+    ranks = 1
+    while model_bytes / ranks > room:
+        ranks *= 2
+    if ranks > len(nodes):
+        remedy = f"spread it over more nodes: `parallel: {{tensor: {ranks}}}` is the smallest that fits such nodes"
+    else:
+        remedy = "free memory there: `docker ps`, `ps -eo rss,args --sort=-rss | head`"
+    raise ClusterError(
+        "the model does not fit into the node's memory",
+        node=tightest.node,
+        observed=f"each of {len(nodes)} rank(s) needs {human_bytes(needs)}: {human_bytes(model_bytes / len(nodes))} of "
+        f"weights and {human_bytes(WORKING_BYTES)} to work with; its share of {share:.2f} is {human_bytes(has)} of "
+        f"{human_bytes(tightest.memory_total_bytes)}, {human_bytes(tightest.memory_available_bytes)} available now",
+        remedy=remedy,
     )

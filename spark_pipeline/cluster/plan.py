@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from spark_pipeline.cluster import commands
 from spark_pipeline.cluster.generation import LABEL, Generation, Rank, container_name, labels
-from spark_pipeline.cluster.memory import utilization
-from spark_pipeline.cluster.network import rank_environment
+from spark_pipeline.cluster.memory import MemoryShare, refuse_what_does_not_fit, utilization
+from spark_pipeline.cluster.network import rank_environment, usable_hcas
 from spark_pipeline.cluster.target import Target
 from spark_pipeline.errors import ClusterError
 from spark_pipeline.fleet.docker import Container
@@ -43,10 +43,10 @@ class Running:
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """`keep`: the containers that already are what should run; else `remove` goes and `generation` comes."""
+    """`keep`: the generation that already runs as it should; else `remove` goes and `generation` comes."""
 
     target: Target
-    keep: tuple[Container, ...] | None
+    keep: Generation | None
     remove: tuple[Container, ...]
     generation: Generation | None
     reasons: tuple[str, ...]
@@ -68,6 +68,7 @@ def plan(
     facts: Mapping[str, NodeFacts],
     running: Running,
     *,
+    joined: Generation | None,
     others: Sequence[Container],
     last_number: int,
     run_id: str,
@@ -75,23 +76,26 @@ def plan(
     """Keep what already runs as asked for; otherwise a new generation.
 
     Args:
-        facts: by node name.
+        facts: by node name; not looked at when `joined` is given.
+        joined: the generation behind the target's running containers, if it is ours and its ranks did join.
         others: running containers of other deployments on the same nodes.
         last_number: highest generation number ever written down; numbers are never used twice.
 
     Raises:
-        ClusterError: the nodes cannot carry the deployment: accelerator taken, no memory, wrong fabric address.
+        ClusterError: the nodes cannot carry the deployment: accelerator missing or taken, memory, fabric address.
     """
-    keep = running.complete(target)
-    if keep is not None:
-        number = generation_of(keep[0])
-        return ClusterPlan(target, keep, (), None, (f"generation {number} already runs as declared on every node",))
+    if joined is not None:
+        reason = f"generation {joined.number} already runs as declared on every node"
+        return ClusterPlan(target, joined, (), None, (reason,))
+    _refuse_missing_accelerator(target, facts)
     _refuse_shared_accelerator(target, others)
-    share = _memory_share(target, [facts[node.name] for node in target.nodes])
+    share = _memory_share(target, [facts[node.name] for node in target.nodes], occupied=bool(running.containers))
     number = max(running.highest_number, last_number) + 1
     generation = _generation(target, facts, number, share[0], run_id)
-    reasons = [target.choice.reason, *share[1]]
-    if running.containers:
+    reasons = [target.choice.reason, *share[1], *_left_out(target, facts)]
+    if running.complete(target):
+        reasons.insert(0, "what runs was asked for, but never joined, or was started from another checkout: it goes")
+    elif running.containers:
         reasons.insert(0, f"{len(running.containers)} container(s) of an earlier generation make room first")
     return ClusterPlan(target, None, running.containers, generation, tuple(reasons))
 
@@ -114,13 +118,35 @@ def _refuse_shared_accelerator(target: Target, others: Sequence[Container]) -> N
     )
 
 
-def _memory_share(target: Target, facts: Sequence[NodeFacts]) -> tuple[float | None, tuple[str, ...]]:
+def _refuse_missing_accelerator(target: Target, facts: Mapping[str, NodeFacts]) -> None:
+    for node in target.nodes:
+        if target.fleet.accelerator is Accelerator.NVIDIA and facts[node.name].gpu is None:
+            raise ClusterError(
+                "the node shows no NVIDIA accelerator",
+                node=node.name,
+                observed=f"nvidia-smi gives nothing; the fleet is declared `accelerator: {target.fleet.accelerator}`",
+                remedy="`nvidia-smi` on that node: after a kernel update without its driver module it needs a repair",
+            )
+
+
+def _left_out(target: Target, facts: Mapping[str, NodeFacts]) -> list[str]:
+    """Why an HCA is not given to NCCL; nothing to say where nothing uses NCCL."""
+    if target.fleet.accelerator is Accelerator.NONE or len(target.nodes) == 1:
+        return []
+    return [reason for node in target.nodes for reason in usable_hcas(facts[node.name], str(node.fabric))[1]]
+
+
+def _memory_share(
+    target: Target, facts: Sequence[NodeFacts], *, occupied: bool
+) -> tuple[float | None, tuple[str, ...]]:
     declared = target.deployment.serve.gpu_memory_utilization
-    if declared != "auto":
-        return declared, (f"gpu_memory_utilization {declared:.2f}: declared",)
     if target.fleet.accelerator is Accelerator.NONE:
-        return None, ()
-    share = utilization(facts)
+        return (None, ()) if declared == "auto" else (declared, (f"gpu_memory_utilization {declared:.2f}: declared",))
+    if declared == "auto":
+        share = utilization(facts, occupied=occupied)
+    else:
+        share = MemoryShare(declared, f"gpu_memory_utilization {declared:.2f}: declared")
+    refuse_what_does_not_fit(facts, share.utilization, target.weights.size_bytes)
     return share.utilization, (share.reason,)
 
 

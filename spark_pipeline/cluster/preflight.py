@@ -7,6 +7,7 @@ and a missing model after a minute under a misleading name. Each question here c
 from __future__ import annotations
 
 from spark_pipeline.cluster.plan import ClusterPlan
+from spark_pipeline.cluster.record import generation_behind
 from spark_pipeline.errors import ClusterError
 from spark_pipeline.fleet.docker import Docker
 from spark_pipeline.fleet.host import Host
@@ -19,18 +20,36 @@ TIMEOUT_SECONDS = 20.0
 def preflight(session: Session, planned: ClusterPlan) -> None:
     """Raises ClusterError naming the node where the image or the weights are missing, or a port is taken."""
     target = planned.target
-    head = target.nodes[0].name
-    # While an earlier generation of ours holds the ports, they become free when it stops.
-    ports = () if planned.remove else (target.deployment.serve.port, target.deployment.serve.rendezvous_port)
+    held = _held_ports(session, planned)
+    ports = [] if held is None else [port for port in _ports(planned) if port not in held]
 
     def look(host: Host) -> None:
         _need_image(host, target.image.reference, target.image.fingerprint)
         _need_weights(host, target.weights)
-        if host.name == head:
+        if host.name == target.nodes[0].name:
             for port in ports:
                 _need_port(host, port)
 
     session.connection.each([node.name for node in target.nodes], look)
+
+
+def need_free_ports(session: Session, planned: ClusterPlan) -> None:
+    """Once nothing of ours runs: raises ClusterError if a port of the head is somebody else's."""
+    for port in _ports(planned):
+        _need_port(session.head, port)
+
+
+def _ports(planned: ClusterPlan) -> tuple[int, int]:
+    return planned.target.deployment.serve.port, planned.target.deployment.serve.rendezvous_port
+
+
+def _held_ports(session: Session, planned: ClusterPlan) -> frozenset[int] | None:
+    """Ports that become free when the earlier generation goes; None if its record is lost, so that nobody knows."""
+    behind = [generation_behind(session.state_dir, container) for container in planned.remove]
+    known = [generation for generation in behind if generation is not None]
+    if len(known) < len(behind):
+        return None
+    return frozenset(port for item in known for port in (item.port, item.rendezvous_port))
 
 
 def _need_image(host: Host, reference: str, fingerprint: str) -> None:
@@ -45,7 +64,7 @@ def _need_image(host: Host, reference: str, fingerprint: str) -> None:
 
 
 def _need_weights(host: Host, weights: WeightsRecord) -> None:
-    # The marker names the manifest that was proven, and is gone as soon as a file beside it is touched.
+    # The marker names the manifest that was proven on this node, by this node.
     words = ("grep", "--quiet", "--fixed-strings", weights.manifest_sha256, weights.marker)
     if host.run(words, timeout=TIMEOUT_SECONDS, check=False).status != 0:
         raise ClusterError(

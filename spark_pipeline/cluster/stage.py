@@ -11,17 +11,21 @@ from spark_pipeline.cluster.generation import Generation
 from spark_pipeline.cluster.join import Member, join
 from spark_pipeline.cluster.plan import ClusterPlan
 from spark_pipeline.cluster.plan import plan as plan_cluster
-from spark_pipeline.cluster.preflight import preflight
+from spark_pipeline.cluster.preflight import need_free_ports, preflight
 from spark_pipeline.cluster.record import generation_behind, last_number, write_generation
 from spark_pipeline.cluster.target import Target, build_target
 from spark_pipeline.errors import StateError
 from spark_pipeline.fleet import facts as node_facts
-from spark_pipeline.fleet.docker import Docker
+from spark_pipeline.fleet.docker import Container, Docker
 from spark_pipeline.fleet.facts import NodeFacts
 from spark_pipeline.fleet.progress import human_seconds
 from spark_pipeline.fleet.session import Session
 from spark_pipeline.image.record import read_record as read_image
+from spark_pipeline.spec.fleet import Accelerator
 from spark_pipeline.weights.record import read_record as read_weights
+
+MEMORY_PATIENCE_SECONDS = 90.0
+STEP_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,16 @@ def plan(session: Session) -> ClusterPlan:
     """What `ensure` would do now. Changes nothing."""
     running, others = containers.observe(session)
     wanted = target(session)
-    facts = {} if running.complete(wanted) else observe_facts(session)
-    last = last_number(session.state_dir)
-    return plan_cluster(wanted, facts, running, others=others, last_number=last, run_id=session.run_id)
+    joined = _joined(session, running.complete(wanted))
+    return plan_cluster(
+        wanted,
+        {} if joined else observe_facts(session),
+        running,
+        joined=joined,
+        others=others,
+        last_number=last_number(session.state_dir),
+        run_id=session.run_id,
+    )
 
 
 def ensure(session: Session) -> ClusterResult:
@@ -68,25 +79,46 @@ def ensure(session: Session) -> ClusterResult:
     started = time.monotonic()
     planned = plan(session)
     if planned.keep is not None:
-        generation = generation_behind(session.state_dir, planned.keep[0])
-        if generation is not None and "joined" in containers.marks(Docker(session.head), generation.head.container):
-            session.progress(f"generation {generation.number} runs already: nothing to start")
-            return ClusterResult(generation, planned, False, (), time.monotonic() - started)
-        session.progress("the running containers never joined, or their record is lost: starting anew")
-        containers.remove(session, planned.keep)
-        planned = plan(session)
+        session.progress(f"generation {planned.keep.number} runs already: nothing to start")
+        return ClusterResult(planned.keep, planned, False, (), time.monotonic() - started)
     preflight(session, planned)
     if planned.remove:
-        session.progress(f"stopping {len(planned.remove)} container(s) of an earlier generation")
+        session.progress(f"{planned.reasons[0]}: stopping {', '.join(item.name for item in planned.remove)}")
         containers.remove(session, planned.remove)
-        # Only now the memory is what the new generation will find.
+        _wait_for_memory(session)
+        # Only now memory and ports are what the new generation will find.
         planned = plan(session)
+        need_free_ports(session, planned)
     if planned.generation is None:
         raise StateError("another run started this deployment meanwhile", remedy="wait for it, then run again")
     members = _start(session, planned.generation)
     seconds = time.monotonic() - started
     session.progress(f"{len(members)} ranks joined in {human_seconds(seconds)}")
     return ClusterResult(planned.generation, planned, True, members, seconds)
+
+
+def _joined(session: Session, complete: tuple[Container, ...] | None) -> Generation | None:
+    """The generation behind the containers, if its record is ours and its ranks did join."""
+    if complete is None:
+        return None
+    generation = generation_behind(session.state_dir, complete[0])
+    if generation is None or "joined" not in containers.marks(Docker(session.head), generation.head.container):
+        return None
+    return generation
+
+
+def _wait_for_memory(session: Session) -> None:
+    """Unified memory comes back some seconds after its process is gone: wait until it stops growing."""
+    if session.fleet.accelerator is Accelerator.NONE:
+        return
+    deadline = time.monotonic() + MEMORY_PATIENCE_SECONDS
+    before = -STEP_BYTES
+    while time.monotonic() < deadline:
+        now = min(facts.memory_available_bytes for facts in observe_facts(session).values())
+        if now - before < STEP_BYTES:
+            return
+        before = now
+        time.sleep(3)
 
 
 def _start(session: Session, generation: Generation) -> tuple[Member, ...]:
@@ -97,8 +129,8 @@ def _start(session: Session, generation: Generation) -> tuple[Member, ...]:
         containers.start(session, generation)
         members = join(session, generation)
         containers.mark(Docker(session.head), generation.head.container, "joined")
-    except BaseException:
+    except BaseException as error:
         session.progress(f"removing what generation {generation.number} started")
-        containers.remove_generation(session, generation)
+        containers.clean_up(session, generation, error)
         raise
     return members

@@ -6,6 +6,7 @@ import getpass
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import dagster as dg
 
@@ -34,7 +35,7 @@ def changing_fleet(context: dg.AssetExecutionContext, project: Project, deployme
             open_session(project, deployment, progress=say, run_id=run_id) as session,
             hold(session.head, fleet=session.fleet.name, owner=owner, run_id=run_id, progress=say) as lease,
         ):
-            yield session
+            yield replace(session, guard=lease.check)
             lease.check()  # lost meanwhile: what this step saw last may not be true any more
     except SparkPipelineError as error:
         raise failure(error) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +17,17 @@ from spark_pipeline.spec.project import Project
 
 @dataclass(frozen=True)
 class Session:
-    """One piece of work on one deployment."""
+    """One piece of work on one deployment.
+
+    `guard` is called right before the fleet is changed: it raises LeaseHeldError if the lease is no longer ours.
+    """
 
     project: Project
     deployment: Deployment
     connection: FleetConnection
     progress: Progress
     run_id: str
+    guard: Callable[[], None] = lambda: None
 
     @property
     def fleet(self) -> Fleet:

@@ -7,7 +7,7 @@ import math
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from spark_pipeline.errors import WrongAnswerError
+from spark_pipeline.errors import MachineError, ReadinessTimeoutError, WrongAnswerError
 from spark_pipeline.fleet.host import Host
 
 # The first request may still compile a kernel.
@@ -51,19 +51,42 @@ class Completion(BaseModel):
     tokens: int
 
 
+# curl's own exit statuses: nothing listens (7), no answer in time (28), the connection broke (52, 55, 56).
+_NOT_YET = (7, 28, 52, 55, 56)
+
+
 def _curl(host: Host, url: str, *, max_seconds: int, body: str | None = None) -> tuple[int, str]:
+    """HTTP status and body; status 0 while nothing answers. Raises MachineError if curl itself cannot do it."""
     words = ["curl", "--silent", "--show-error", "--noproxy", "*", "--max-time", str(max_seconds)]
     words += ["--write-out", "\n%{http_code}"]
     if body is not None:
         words += ["--header", "Content-Type: application/json", "--data-binary", "@-"]
     done = host.run([*words, url], input=body, timeout=max_seconds + 10, check=False)
+    if done.status not in (0, *_NOT_YET):
+        raise MachineError(
+            "the endpoint cannot be asked from this node",
+            node=host.name,
+            observed=f"curl ended with status {done.status}: {done.stderr.strip()[-300:]}",
+            remedy="install curl there if it is missing",
+        )
     text, _, status = done.stdout.rpartition("\n")
     return (int(status) if status.isdecimal() else 0), text
 
 
 def model_ids(host: Host, port: int) -> tuple[str, ...] | None:
-    """What /v1/models lists; None while nothing answers there."""
+    """What /v1/models lists; None while nothing answers there.
+
+    Raises:
+        WrongAnswerError: something answers that wants an API key.
+    """
     status, text = _curl(host, f"http://127.0.0.1:{port}/v1/models", max_seconds=5)
+    if status in (401, 403):
+        raise WrongAnswerError(
+            f"port {port} wants an API key, so it cannot be looked after",
+            node=host.name,
+            observed=f"/v1/models answers {status}",
+            remedy="put keys into a proxy in front of the endpoint, not into the engine",
+        )
     if status != 200:
         return None
     try:
@@ -89,6 +112,13 @@ def complete(host: Host, port: int, model_id: str) -> Completion:
         body=json.dumps(body),
     )
     remedy = "see the engine's log; wrong bytes in the weights are found by materializing model_weights with rehash"
+    if status == 0:
+        raise ReadinessTimeoutError(
+            "the endpoint gives no completion",
+            node=host.name,
+            observed=f"/v1/models answers, /v1/completions does not, or not within {COMPLETION_TIMEOUT_SECONDS} s",
+            remedy=remedy,
+        )
     if status != 200:
         raise WrongAnswerError(
             f"the endpoint refused a completion with status {status}", node=host.name, observed=text[-500:]

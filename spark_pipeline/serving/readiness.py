@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 from spark_pipeline.cluster.containers import keep_log
 from spark_pipeline.cluster.generation import Generation, Rank
-from spark_pipeline.errors import EngineExitedError, ReadinessTimeoutError, WrongAnswerError
+from spark_pipeline.errors import (
+    CommandTimeoutError,
+    EngineExitedError,
+    ReadinessTimeoutError,
+    UnreachableError,
+    WrongAnswerError,
+)
 from spark_pipeline.fleet.docker import Container, Docker
 from spark_pipeline.fleet.progress import human_seconds
 from spark_pipeline.fleet.session import Session
@@ -21,6 +27,7 @@ from spark_pipeline.serving import api
 POLL_SECONDS = 0.5
 LOOK_AT_CONTAINERS_EVERY_SECONDS = 2.0
 SAY_EVERY_SECONDS = 10.0
+DEAF_SECONDS = 300.0
 # They stand last and say nothing: the cause stands above them (facts: vllm_cpu part 3).
 _EMPTY_ENDINGS = re.compile(
     r"Engine core initialization failed|WorkerProc initialization failed|See (root cause|stack trace)"
@@ -56,20 +63,30 @@ def wait_until_ready(session: Session, generation: Generation) -> Ready:
     started = time.monotonic()
     head = session.connection.host(generation.head.node)
     born = look(session, generation)
-    last_look = last_said = started
+    last_look = last_said = last_answer = started
     while True:
-        ids = api.model_ids(head, generation.port)
-        if ids is not None:
-            check_model_ids(generation, ids)
-            check_unchanged(session, generation, born)
-            return Ready(generation.served_name, time.monotonic() - started, born)
         now = time.monotonic()
-        if now - last_look >= LOOK_AT_CONTAINERS_EVERY_SECONDS:
-            last_look = now
-            check_unchanged(session, generation, born)
-        if now - last_said >= SAY_EVERY_SECONDS:
-            last_said = now
-            session.progress(f"engine is loading ({human_seconds(now - started)}): {_last_words(session, generation)}")
+        try:
+            ids = api.model_ids(head, generation.port)
+            if ids is not None:
+                check_model_ids(generation, ids)
+                check_unchanged(session, generation, born)
+                return Ready(generation.served_name, time.monotonic() - started, born)
+            if now - last_look >= LOOK_AT_CONTAINERS_EVERY_SECONDS:
+                last_look = now
+                check_unchanged(session, generation, born)
+            if now - last_said >= SAY_EVERY_SECONDS:
+                last_said = now
+                words = _last_words(session, generation)
+                session.progress(f"engine is loading ({human_seconds(now - started)}): {words}")
+            last_answer = time.monotonic()
+        except (UnreachableError, CommandTimeoutError) as error:
+            # A Spark that loads 60 GB may be deaf for half a minute, and laptops sleep: an hour's work is at stake.
+            if time.monotonic() - last_answer > DEAF_SECONDS:
+                raise
+            session.progress(
+                f"no word from {error.node} for {human_seconds(time.monotonic() - last_answer)}: {error.what}"
+            )
         if now - started > generation.start_timeout_seconds:
             raise ReadinessTimeoutError(
                 f"the engine was not ready after {human_seconds(now - started)}",

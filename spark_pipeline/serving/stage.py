@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from spark_pipeline.cluster import containers
 from spark_pipeline.cluster import stage as cluster
 from spark_pipeline.cluster.generation import Generation
+from spark_pipeline.errors import EngineExitedError, ReadinessTimeoutError
 from spark_pipeline.fleet.docker import Container, Docker
 from spark_pipeline.fleet.plan import Command, StagePlan
 from spark_pipeline.fleet.progress import human_seconds
@@ -67,10 +68,13 @@ def ensure(session: Session) -> ServingResult:
         # An engine may die of its first request, and end with status 0.
         readiness.check_unchanged(session, generation, ready.containers)
         record = _record(session, generation, ready)
-    except BaseException:
-        session.progress(f"removing generation {generation.number}: it did not become ready")
-        forget(session)
-        containers.remove_generation(session, generation)
+    except BaseException as error:
+        # An engine that somebody else told to serve goes only if it is proven to be of no use: a broken connection
+        # or a cancelled look must not take a healthy endpoint down.
+        if not handed_over or isinstance(error, EngineExitedError | ReadinessTimeoutError):
+            session.progress(f"removing generation {generation.number}: it did not become ready")
+            forget(session)
+            containers.clean_up(session, generation, error)
         raise
     write_record(session, record)
     session.progress(f"serves {record.model_id} at {record.url}, ready after {human_seconds(record.ready_seconds)}")

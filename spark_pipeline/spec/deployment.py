@@ -77,6 +77,9 @@ _OWN_FLAGS = {
 }
 
 
+_SECRET = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+
+
 class Backend(StrEnum):
     """How the ranks on several nodes find each other."""
 
@@ -139,9 +142,22 @@ class Serve(Declaration):
     def _no_own_flags(cls, args: tuple[str, ...]) -> tuple[str, ...]:
         for word in args:
             flag = re.split("=", word, maxsplit=1)[0].replace("_", "-")
+            if flag == "--api-key":
+                raise ValueError("--api-key: the word would stand in `ps`, labels and records; put keys into a proxy")
             if flag in _OWN_FLAGS:
                 raise ValueError(f"{word!r} is set from `{_OWN_FLAGS[flag]}`; give it there, not in args")
         return args
+
+    @field_validator("env")
+    @classmethod
+    def _no_secrets(cls, env: dict[str, str]) -> dict[str, str]:
+        for name in env:
+            if _SECRET.search(name):
+                raise ValueError(
+                    f"{name}: a secret in a declaration would stand in `ps`, plans and records; weights are downloaded "
+                    "with the orchestrator's HF_TOKEN, and the engine needs none"
+                )
+        return env
 
 
 class Benchmark(Declaration):

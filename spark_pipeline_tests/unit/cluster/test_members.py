@@ -15,7 +15,7 @@ PEER = Member(address="192.168.200.13", hostname="spark-peer", accelerators=1)
 
 @pytest.fixture
 def generation():
-    result = plan(samples.target(), samples.facts(), Running(()), others=(), last_number=0, run_id="run")
+    result = plan(samples.target(), samples.facts(), Running(()), joined=None, others=(), last_number=0, run_id="run")
     assert result.generation is not None
     return result.generation
 

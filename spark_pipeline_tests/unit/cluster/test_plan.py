@@ -6,16 +6,30 @@ from dataclasses import replace
 
 import pytest
 
-from spark_pipeline.cluster.plan import Running, plan
+from spark_pipeline.cluster.generation import Generation
+from spark_pipeline.cluster.plan import ClusterPlan, Running, plan
 from spark_pipeline.cluster.target import Target
 from spark_pipeline.errors import ClusterError
 from spark_pipeline.fleet.docker import Container
 from spark_pipeline_tests.unit.cluster import samples
 
 
-def planned(target: Target, *containers: Container, others: tuple[Container, ...] = (), last_number: int = 0):
-    running = Running(tuple(containers))
-    return plan(target, samples.facts(), running, others=others, last_number=last_number, run_id="run-1")
+def planned(
+    target: Target,
+    *containers: Container,
+    joined: Generation | None = None,
+    others: tuple[Container, ...] = (),
+    last_number: int = 0,
+) -> ClusterPlan:
+    return plan(
+        target,
+        samples.facts(),
+        Running(tuple(containers)),
+        joined=joined,
+        others=others,
+        last_number=last_number,
+        run_id="run-1",
+    )
 
 
 def test_nothing_runs_so_a_first_generation_starts_on_every_node():
@@ -29,9 +43,10 @@ def test_nothing_runs_so_a_first_generation_starts_on_every_node():
 
 def test_what_runs_as_declared_is_kept_and_no_command_is_planned():
     target = samples.target()
-    result = planned(target, samples.container(target, 0), samples.container(target, 1))
-    assert result.keep is not None
-    assert [item.labels["spark_pipeline.rank"] for item in result.keep] == ["0", "1"]
+    joined = planned(target).generation
+    result = planned(target, samples.container(target, 0), samples.container(target, 1), joined=joined)
+    assert result.keep == joined
+    assert result.remove == ()
     assert result.generation is None
     described = result.describe()
     assert described.changes is False
@@ -74,6 +89,73 @@ def test_anything_else_is_replaced_whole(spoil):
     assert result.generation.number == max(int(c.labels["spark_pipeline.generation"]) for c in containers) + 1
 
 
+def test_ranks_that_never_joined_are_replaced_and_the_plan_says_so():
+    target = samples.target()
+    containers = (samples.container(target, 0), samples.container(target, 1))
+    result = planned(target, *containers)
+    assert result.remove == containers
+    assert "never joined" in result.reasons[0]
+
+
+def test_while_the_earlier_generation_holds_the_memory_the_share_is_an_estimate():
+    target = samples.target()
+    facts = {name: replace(item, memory_available_bytes=14 * 2**30) for name, item in samples.facts().items()}
+    old = (samples.container(target, 0, spec_hash="0" * 16), samples.container(target, 1, spec_hash="0" * 16))
+    result = plan(target, facts, Running(old), joined=None, others=(), last_number=0, run_id="run-1")
+    assert result.generation is not None
+    assert result.remove == old
+    assert any("an estimate, measured anew" in reason for reason in result.reasons)
+
+
+def test_a_model_that_fits_on_neither_node_alone_is_refused_with_the_smallest_layout_that_fits():
+    target = samples.target()
+    parallel = target.deployment.parallel.model_copy(update={"tensor": 1})
+    alone = replace(
+        target, deployment=target.deployment.model_copy(update={"parallel": parallel}), nodes=target.nodes[:1]
+    )
+    with pytest.raises(ClusterError) as caught:
+        planned(alone)
+    assert caught.value.node == "head"
+    assert "125.0 GB of weights" in caught.value.observed
+    assert "parallel: {tensor: 2}" in caught.value.remedy
+
+
+def test_a_node_whose_driver_is_gone_is_refused():
+    facts = samples.facts()
+    facts["peer"] = replace(facts["peer"], gpu=None)
+    with pytest.raises(ClusterError) as caught:
+        plan(samples.target(), facts, Running(()), joined=None, others=(), last_number=0, run_id="run-1")
+    assert caught.value.node == "peer"
+    assert "nvidia-smi" in caught.value.remedy
+
+
+def test_a_twin_that_leads_nowhere_is_left_out_and_named():
+    facts = samples.facts()
+    head = facts["head"]
+    twin = next(hca for hca in head.infiniband if hca.device == "roceP2p1s0f1")
+    lame = tuple(replace(hca, gid_index=None) if hca is twin else hca for hca in head.infiniband)
+    facts["head"] = replace(head, infiniband=lame)
+    result = plan(samples.target(), facts, Running(()), joined=None, others=(), last_number=0, run_id="run-1")
+    assert result.generation is not None
+    run = result.generation.ranks[0].run
+    assert "NCCL_IB_HCA=rocep1s0f1" in run
+    assert "NCCL_IB_GID_INDEX=3" in run
+    assert "head: roceP2p1s0f1 is left out: enP2p1s0f1np1 has no IPv4 address of its own" in result.reasons
+
+
+def test_a_twin_in_the_subnet_of_the_fabric_is_left_out():
+    facts = samples.facts()
+    head = facts["head"]
+    same = tuple(
+        replace(item, ipv4=("192.168.200.22/24",)) if item.name == "enP2p1s0f1np1" else item for item in head.interfaces
+    )
+    facts["head"] = replace(head, interfaces=same)
+    result = plan(samples.target(), facts, Running(()), joined=None, others=(), last_number=0, run_id="run-1")
+    assert result.generation is not None
+    assert "NCCL_IB_HCA=rocep1s0f1" in result.generation.ranks[0].run
+    assert any("in the fabric's own subnet" in reason for reason in result.reasons)
+
+
 def test_a_generation_number_is_never_used_twice_even_after_everything_was_removed():
     result = planned(samples.target(), last_number=41)
     assert result.generation is not None
@@ -106,12 +188,12 @@ def test_the_hash_changes_with_what_is_asked_for_and_with_nothing_else():
 def test_free_memory_moves_the_utilization_but_not_the_hash():
     target = samples.target()
     facts = samples.facts()
-    tight = {name: replace(item, memory_available_bytes=60 * 2**30) for name, item in facts.items()}
-    result = plan(target, tight, Running(()), others=(), last_number=0, run_id="run-1")
+    tight = {name: replace(item, memory_available_bytes=90 * 2**30) for name, item in facts.items()}
+    result = plan(target, tight, Running(()), joined=None, others=(), last_number=0, run_id="run-1")
     assert result.generation is not None
     serve = result.generation.ranks[0].serve or ()
     share = float(serve[serve.index("--gpu-memory-utilization") + 1])
-    assert share == 0.41  # (60 - 10) GiB of 121.7
+    assert share == 0.65  # (90 - 10) GiB of 121.7
     assert result.generation.spec_hash == target.spec_hash
 
 
@@ -119,16 +201,17 @@ def test_a_node_without_room_is_refused_with_the_numbers():
     facts = samples.facts()
     facts["peer"] = replace(facts["peer"], memory_available_bytes=9 * 2**30)
     with pytest.raises(ClusterError) as caught:
-        plan(samples.target(), facts, Running(()), others=(), last_number=0, run_id="run-1")
+        plan(samples.target(), facts, Running(()), joined=None, others=(), last_number=0, run_id="run-1")
     assert caught.value.node == "peer"
     assert "9.7 GB available" in caught.value.observed
+    assert "free memory there" in caught.value.remedy
 
 
 def test_a_fabric_address_that_no_interface_carries_is_refused_with_what_there_is():
     facts = samples.facts()
     facts["peer"] = replace(facts["peer"], interfaces=facts["peer"].interfaces[:1])
     with pytest.raises(ClusterError) as caught:
-        plan(samples.target(), facts, Running(()), others=(), last_number=0, run_id="run-1")
+        plan(samples.target(), facts, Running(()), joined=None, others=(), last_number=0, run_id="run-1")
     assert caught.value.node == "peer"
     assert "192.168.200.13" in caught.value.what
 

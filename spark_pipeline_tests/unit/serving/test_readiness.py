@@ -35,7 +35,9 @@ def test_an_empty_log_is_said_to_be_empty():
 
 
 def test_another_model_on_the_port_is_refused():
-    generation = plan(samples.target(), samples.facts(), Running(()), others=(), last_number=0, run_id="r").generation
+    generation = plan(
+        samples.target(), samples.facts(), Running(()), joined=None, others=(), last_number=0, run_id="r"
+    ).generation
     assert generation is not None
     check_model_ids(generation, ("qwen3.5-122b", "adapter"))
     with pytest.raises(WrongAnswerError, match="another model"):

@@ -279,3 +279,14 @@ def test_an_undeclared_name_is_answered_with_the_declared_ones(root):
 
 def test_the_shipped_declarations_are_sound():
     assert set(Project.load(SHIPPED.parent).deployments) >= {"qwen35_122b", "tiny", "tiny_qwen35"}
+
+
+@pytest.mark.parametrize("name", ["VLLM_API_KEY", "HF_TOKEN", "Some_Password"])
+def test_a_secret_in_the_environment_is_refused(root: Path, name: str):
+    line = replace(root, DEPLOYMENT, "env: {}", f"env: {{{name}: x}}")
+    assert f"{DEPLOYMENT}:{line}: serve.env: {name}: a secret in a declaration" in refusal(root)
+
+
+def test_an_api_key_among_the_arguments_is_refused(root: Path):
+    replace(root, DEPLOYMENT, "--enable-prefix-caching", "--api-key=x")
+    assert "--api-key: the word would stand in `ps`" in refusal(root)
