@@ -19,7 +19,7 @@ from spark_pipeline.image.observe import candidates, decide, look_and_choose, sa
 from spark_pipeline.image.plan import ImagePlan, describe, names_of, own_tag, pull_commands
 from spark_pipeline.image.record import ImageRecord
 from spark_pipeline.image.reference import Reference
-from spark_pipeline.image.transfer import refuse_without_room, room_on
+from spark_pipeline.image.transfer import refuse_without_room, refuse_without_room_to_read, room_on
 from spark_pipeline.spec import store
 
 _ASK_SECONDS = 60
@@ -163,7 +163,10 @@ def _apply(session: Session, planned: ImagePlan, image: ImageFacts) -> tuple[Sen
     transfers = planned.transfers
     if not transfers:
         return ()
-    refuse_without_room(image, transfers, session.connection.each([wanted.node for wanted in transfers], room_on))
+    head = session.fleet.head.name
+    rooms = session.connection.each([head, *(wanted.node for wanted in transfers)], room_on)
+    refuse_without_room_to_read(image, head, rooms[head])
+    refuse_without_room(image, transfers, rooms)
     targets = [session.fleet.node(wanted.node) for wanted in transfers]
     prepare_fabric(session.connection, session.fleet, session.project.known_hosts, targets)
     names = names_of(planned.choice, image)

@@ -92,6 +92,19 @@ def refuse_without_room(image: ImageFacts, transfers: Sequence[Transfer], rooms:
             )
 
 
+def refuse_without_room_to_read(image: ImageFacts, head: str, room: Room) -> None:
+    """Raises ImageError when the head cannot read the image out: before the first byte of `docker save` its engine
+    writes the whole image once more to a temporary directory beside its images, also what is then left out."""
+    if room.free_bytes < image.size_bytes:
+        raise ImageError(
+            f"no room to read {image.reference} out",
+            node=head,
+            observed=f"{human_bytes(room.free_bytes)} free in {room.directory}, "
+            f"{human_bytes(image.size_bytes)} needed: docker save takes the image's size once more while it runs",
+            remedy="docker image prune on that node, or give Docker a larger disk",
+        )
+
+
 def groups(transfers: Sequence[Transfer]) -> tuple[tuple[Transfer, ...], ...]:
     """Nodes that lack the same layers are served by one stream: the image is read once for all of them."""
     alike: dict[tuple[LayerId, ...], list[Transfer]] = {}

@@ -10,7 +10,7 @@ import yaml
 
 from spark_pipeline.errors import ImageError, ImageNotFoundError, RegistryError, StateError
 from spark_pipeline.fleet.session import Session
-from spark_pipeline.image import observe, stage
+from spark_pipeline.image import facts, observe, stage
 from spark_pipeline.image.plan import own_tag
 from spark_pipeline.image.record import read_record
 from spark_pipeline.image.registry import NotAllowedError
@@ -60,7 +60,7 @@ def session(tmp_path: Path, head: ScriptedHost, peer: ScriptedHost, *candidates:
 
 
 def known_engine(work: Session) -> None:
-    store.write(work.project.root / "data" / "state" / "images" / f"{image().fingerprint}.json", ENGINE)
+    store.write(facts._file(work.project, image().fingerprint), ENGINE)
 
 
 def holds(host: ScriptedHost, *names: str, **changes: object) -> None:
@@ -146,6 +146,26 @@ def test_another_image_under_the_declared_name_on_a_peer_does_not_count(
     assert plan.changes
     assert "peer: 3 of 3 layers are missing (8 B in all)" in plan.reasons
     assert plan.commands[-1].text().startswith(f"head$ docker save {OWN} engine:1 | ssh ")
+
+
+def test_a_head_without_room_to_read_the_image_out_is_told_before_anything_is_sent(
+    tmp_path: Path, head: ScriptedHost, peer: ScriptedHost
+) -> None:
+    work = session(tmp_path, head, peer, "engine:1")
+    known_engine(work)
+    are("x86_64", head, peer)
+    holds(head, "engine:1", OWN)
+    head.on("docker", "history", ..., stdout="0\n8\n")
+    lacks(peer, OWN, "engine:1", image().image_id)
+    peer.on("docker", "info", "--format", "{{json .DriverStatus}}", stdout="[]\n").on("docker", "image", "ls", ...)
+    for host, free in ((head, 7), (peer, 800)):  # the image has 8 bytes
+        host.on("docker", "info", "--format", "{{.DockerRootDir}}", stdout="/var/lib/docker\n")
+        host.on("df", ..., "/var/lib/docker", stdout=f"Avail\n{free}\n")
+    with pytest.raises(ImageError, match="no room to read engine:1 out") as caught:
+        stage.ensure(work)
+    assert caught.value.node == "head"
+    assert "save" not in verbs(head)
+    head.finish()
 
 
 def test_no_registry_is_asked_for_what_the_head_holds(

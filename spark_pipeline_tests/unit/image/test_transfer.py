@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from spark_pipeline.errors import ImageError
-from spark_pipeline.image.transfer import Room, Transfer, groups, layers_on, refuse_without_room, room_on, transfer
+from spark_pipeline.image.transfer import (
+    Room,
+    Transfer,
+    groups,
+    layers_on,
+    refuse_without_room,
+    refuse_without_room_to_read,
+    room_on,
+    transfer,
+)
 from spark_pipeline_tests.doubles import ScriptedHost
 from spark_pipeline_tests.unit.image.samples import LAYERS, image
 
@@ -32,6 +41,15 @@ def test_no_room_is_said_with_both_amounts_before_anything_is_sent() -> None:
         )
     assert caught.value.node == "peer"
     assert caught.value.observed.startswith("1.5 GB free in /var/lib/docker, 7.4 GB needed")
+
+
+def test_reading_takes_the_images_size_once_more_on_the_head() -> None:
+    held = image(size_bytes=3_700_000_000)
+    refuse_without_room_to_read(held, "head", Room("/var/lib/docker", 3_700_000_000))
+    with pytest.raises(ImageError) as caught:
+        refuse_without_room_to_read(held, "head", Room("/var/lib/docker", 1_500_000_000))
+    assert caught.value.node == "head"
+    assert caught.value.observed.startswith("1.5 GB free in /var/lib/docker, 3.7 GB needed")
 
 
 def test_enough_room_is_no_error() -> None:
