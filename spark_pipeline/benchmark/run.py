@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 
 from spark_pipeline.benchmark.native import NativeResult, parse
 from spark_pipeline.benchmark.plan import Run
@@ -19,6 +21,17 @@ from spark_pipeline.fleet.host import Completed
 _TAIL_LINES = 15
 _TABLE_LINE = re.compile(r"[=-]{4,}|[A-Z].*:\s+[\d.]+\s*$")
 _TIMED_OUT = 124  # what `timeout` says
+# Its own words hold the file's name only on standard input: it must not find itself. Nothing of the tool needs a clean
+# end. A process that ended meanwhile, or that is somebody else's, is passed over.
+_END_PROGRAM = """
+import os, pathlib, signal
+for entry in pathlib.Path("/proc").iterdir():
+    try:
+        if entry.name.isdecimal() and {name!r} in (entry / "cmdline").read_bytes():
+            os.kill(int(entry.name), signal.SIGKILL)
+    except OSError:
+        continue
+"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +61,7 @@ def measure(connection: FleetConnection, generation: Generation, run: Run, befor
     docker = Docker(connection.host(head.node))
     started_at = datetime.now(UTC)
     try:
-        done = docker.exec(head.container, run.argv, timeout=run.timeout_seconds + 60, check=False)
+        done = _load(docker, head.container, run)
         _refuse_failure(done, run)
         text = docker.exec(head.container, ("cat", run.result_file), timeout=60).stdout
         try:
@@ -117,6 +130,22 @@ def to_point(generation: Generation, measured: Measured, *, run_id: str, native_
         prefix_cache_hit_rate=prefix_cache_hit_rate(before, after),
         other_requests=other_requests(before, after, run.point.requests),
     )
+
+
+def _load(docker: Docker, container: str, run: Run) -> Completed:
+    """The load generator, to its end. Whoever cancels it (or loses the way to it) ends it in the container too."""
+    try:
+        return docker.exec(container, run.argv, timeout=run.timeout_seconds + 60, check=False)
+    except BaseException:
+        # Ending `docker exec` does not end what it started: the engine would be kept busy for up to the run's time-out.
+        with suppress(MachineError):  # what happened first is what is told
+            docker.exec(container, ("python3", "-"), input=end_program(run), timeout=30, check=False)
+        raise
+
+
+def end_program(run: Run) -> str:
+    """Ends, inside the container, every process whose command line names this run's result file."""
+    return _END_PROGRAM.format(name=Path(run.result_file).name.encode())
 
 
 def _refuse_failure(done: Completed, run: Run) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import cast
 
 import pytest
 
 from spark_pipeline.benchmark.plan import Run, plan_benchmark
-from spark_pipeline.benchmark.run import Measured, measure, to_point
+from spark_pipeline.benchmark.run import Measured, end_program, measure, to_point
 from spark_pipeline.benchmark.sight import Sighting, sight
 from spark_pipeline.errors import BenchmarkError, DockerUnavailableError
 from spark_pipeline.fleet.connection import FleetConnection
@@ -22,6 +26,7 @@ Request throughput (req/s):              0.00
 P95 ITL (ms):                            0.00
 """
 EXEC = ("docker", "exec", "-w", "/", "sp-tiny-g3-r0")
+INPUT = ("docker", "exec", "-i", "-w", "/", "sp-tiny-g3-r0")
 
 
 class Machines:
@@ -126,6 +131,37 @@ def test_an_engine_log_that_cannot_be_read_hides_no_error():
     with pytest.raises(BenchmarkError, match="status 1") as refused:
         machines.measure(before)
     assert "the Docker Engine does not run" in refused.value.observed
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_cancelled_run_is_ended_in_the_container_too(gone: bool):
+    machines = Machines()
+    before = machines.before()
+    error = DockerUnavailableError("the Docker Engine does not run", node="head") if gone else None
+    machines.head.on(*EXEC, "env", ..., error=cast(Exception, KeyboardInterrupt()))
+    machines.head.on(*INPUT, "python3", "-", error=error).on(*EXEC, "rm", "-f", RUN.result_file)
+    with pytest.raises(KeyboardInterrupt):
+        machines.measure(before)
+    machines.scripted.finish()
+    sent = machines.head.inputs[machines.head.commands.index((*INPUT, "python3", "-"))]
+    assert sent == end_program(RUN)
+
+
+def test_ending_a_run_ends_its_own_processes_and_no_others():
+    other: Run = plan_benchmark(GENERATION, [SMOKE], [], salt="run-2").runs[0]
+    started = [
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "--result-filename", Path(name).name])
+        for name in (RUN.result_file, other.result_file)
+    ]
+    try:
+        done = subprocess.run([sys.executable, "-"], input=end_program(RUN), text=True, timeout=30, check=False)
+        assert done.returncode == 0
+        assert started[0].wait(timeout=10) == -signal.SIGKILL
+        assert started[1].poll() is None
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def sight_of(**seen: str) -> Sighting:
