@@ -10,9 +10,11 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from spark_pipeline.errors import HubError, LoginRefusedError, WeightsError
+from spark_pipeline.fleet.cancel import stop_if_cancelled
 from spark_pipeline.fleet.fabric import fabric_ssh, prepare_fabric
 from spark_pipeline.fleet.host import Words, shell_text
 from spark_pipeline.fleet.parallel import each
@@ -25,7 +27,8 @@ from spark_pipeline.weights.node_program import WORK_SECONDS, call, request
 from spark_pipeline.weights.plan import NodePlan
 from spark_pipeline.weights.result import NodeResult
 
-STREAMS = 4
+STREAMS = 4  # to one peer
+HEAD_STREAMS = 5  # to all peers: each is a session of the head's ssh server, and others want some for hours too
 SMALL_BYTES = 64_000_000  # less than this is not worth a second login
 ATTEMPTS = 3
 PAUSE_SECONDS = 5.0
@@ -81,6 +84,7 @@ def replicate(
         MachineError: the fabric does not carry it.
     """
     by_name = {node.node: node for node in planned}
+    places = threading.BoundedSemaphore(HEAD_STREAMS)
 
     def work(name: str) -> NodeResult:
         started = time.monotonic()
@@ -88,12 +92,23 @@ def replicate(
         obstacle = _no_rsync(session, name, reports)
         if obstacle:
             session.progress(f"[{name}] {obstacle}. Copying by HTTP over the fabric instead")
-            copied = _hand_over(session, manifest, node)
+            copied = _hand_over(session, manifest, node, places)
         else:
-            copied = _rsync(session, manifest, node)
+            copied = _rsync(session, manifest, node, places)
         return NodeResult(name, copied_bytes=copied, copy_seconds=time.monotonic() - started)
 
     return each(by_name, work)
+
+
+@contextmanager
+def _one_of(places: threading.BoundedSemaphore) -> Iterator[None]:
+    """Wait for a place, and keep it for a block. The waiting is given up as a command is."""
+    while not places.acquire(timeout=0.25):
+        stop_if_cancelled()
+    try:
+        yield
+    finally:
+        places.release()
 
 
 def _no_rsync(session: Session, name: str, reports: Mapping[str, Report]) -> str:
@@ -108,7 +123,7 @@ def _no_rsync(session: Session, name: str, reports: Mapping[str, Report]) -> str
     return ""
 
 
-def _rsync(session: Session, manifest: Manifest, planned: NodePlan) -> int:
+def _rsync(session: Session, manifest: Manifest, planned: NodePlan, places: threading.BoundedSemaphore) -> int:
     directory = f"{session.fleet.weights_dir}/{manifest.repo}/{manifest.commit}"
     argv = rsync_command(session.fleet, session.fleet.node(planned.node), directory)
     meter = Meter(f"[{planned.node}] copying {manifest.repo}", planned.bring_bytes, session.progress)
@@ -125,7 +140,7 @@ def _rsync(session: Session, manifest: Manifest, planned: NodePlan) -> int:
             elif match := _SENT.match(line):
                 sent.append(int(match[1]))
 
-        _send(session, planned.node, argv, names_on_input(shares[index]), on_line)
+        _send(session, planned.node, argv, names_on_input(shares[index]), on_line, places)
         return sum(sent)
 
     copied = sum(each(range(len(shares)), send).values())
@@ -133,9 +148,17 @@ def _rsync(session: Session, manifest: Manifest, planned: NodePlan) -> int:
     return copied
 
 
-def _send(session: Session, peer: str, argv: Words, names: bytes, on_line: Callable[[str], None]) -> None:
+def _send(
+    session: Session,
+    peer: str,
+    argv: Words,
+    names: bytes,
+    on_line: Callable[[str], None],
+    places: threading.BoundedSemaphore,
+) -> None:
     for attempt in range(1, ATTEMPTS + 1):
-        done = session.head.stream(argv, on_line=on_line, input=names, timeout=WORK_SECONDS, check=False)
+        with _one_of(places):
+            done = session.head.stream(argv, on_line=on_line, input=names, timeout=WORK_SECONDS, check=False)
         if done.status == 0:
             return
         said = done.stderr.strip()[-1500:]
@@ -154,7 +177,7 @@ def _broken(session: Session, peer: str, observed: str) -> WeightsError:
     )
 
 
-def _hand_over(session: Session, manifest: Manifest, planned: NodePlan) -> int:
+def _hand_over(session: Session, manifest: Manifest, planned: NodePlan, places: threading.BoundedSemaphore) -> int:
     """The head serves, the peer fetches, with a password that lives as long as this copy."""
     fleet, weights_dir = session.fleet, session.fleet.weights_dir
     password = secrets.token_urlsafe(32)
@@ -170,7 +193,8 @@ def _hand_over(session: Session, manifest: Manifest, planned: NodePlan) -> int:
     def give(_: str) -> int:
         asked = request("serve", manifest, weights_dir, source=Source("", password), listen_on=address)
         try:
-            call(session.head, asked, progress=session.progress, on_port=on_port)
+            with _one_of(places):
+                call(session.head, asked, progress=session.progress, on_port=on_port)
         finally:
             listening.set()
         return 0
