@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from spark_pipeline.errors import HubError
 from spark_pipeline.fleet.progress import Meter
 from spark_pipeline.fleet.session import Session
 from spark_pipeline.weights.manifest import Manifest
@@ -11,7 +12,7 @@ from spark_pipeline.weights.node.messages import Source
 from spark_pipeline.weights.node_program import call, request
 from spark_pipeline.weights.plan import NodePlan
 from spark_pipeline.weights.result import NodeResult, Proof
-from spark_pipeline.weights.revision import Hub
+from spark_pipeline.weights.revision import GATED_REMEDY, Hub
 
 
 def download(session: Session, manifest: Manifest, planned: NodePlan) -> Proof:
@@ -28,7 +29,12 @@ def download(session: Session, manifest: Manifest, planned: NodePlan) -> Proof:
     source = Source(hub.files_url(manifest.repo, manifest.commit), hub.token)
     meter = Meter(f"[{head.name}] downloading {manifest.repo}", planned.bring_bytes, session.progress)
     asked = request("download", manifest, session.fleet.weights_dir, source=source)
-    report = call(head, asked, progress=session.progress, on_bytes=meter.set)
+    try:
+        report = call(head, asked, progress=session.progress, on_bytes=meter.set)
+    except HubError as error:
+        if error.remedy == GATED_REMEDY:
+            error.remedy = hub.advice(GATED_REMEDY)
+        raise
     session.progress(meter.line())
     result = NodeResult(
         head.name,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -24,16 +26,34 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 @dataclass(frozen=True)
 class Hub:
     """A hub, and what we show it. The token comes from HF_TOKEN and from nowhere else, so that one stored on this
-    machine for the public hub is never shown to another."""
+    machine for the public hub is never shown to another.
+
+    Args:
+        is_token_withheld: there is a token, and it was not meant to cross a network readable for everybody.
+    """
 
     endpoint: str
     token: str = field(default="", repr=False)
+    is_token_withheld: bool = False
 
     @classmethod
     def of(cls, model: Model) -> Hub:
         from huggingface_hub import constants  # takes half a second: only who asks a hub pays
 
-        return cls((model.hub_url or constants.ENDPOINT).rstrip("/"), os.environ.get("HF_TOKEN", "").strip())
+        endpoint = (model.hub_url or constants.ENDPOINT).rstrip("/")
+        token = os.environ.get("HF_TOKEN", "").strip()
+        if token and not _may_have_a_token(endpoint):
+            return cls(endpoint, is_token_withheld=True)
+        return cls(endpoint, token)
+
+    def advice(self, remedy: str) -> str:
+        """What to do when this hub refuses: `remedy`, unless it was never shown the token that there is."""
+        if not self.is_token_withheld:
+            return remedy
+        return (
+            f"HF_TOKEN is set, but was not sent: {self.endpoint} is not https, so everybody on the way could read it. "
+            f"Declare an https hub_url, or, if you trust that network: export HF_ENDPOINT={self.endpoint}"
+        )
 
     def files_url(self, repo: str, commit: str) -> str:
         """Where the files are: GET <this>/<path>."""
@@ -42,6 +62,17 @@ class Hub:
     def page_url(self, repo: str, commit: str) -> str:
         """Where a person looks at the revision."""
         return f"{self.endpoint}/{repo}/tree/{commit}"
+
+
+def _may_have_a_token(endpoint: str) -> bool:
+    """Encrypted, on this machine, or named in the environment next to the token itself."""
+    address = urlsplit(endpoint)
+    if address.scheme == "https" or endpoint == os.environ.get("HF_ENDPOINT", "").strip().rstrip("/"):
+        return True
+    try:
+        return ipaddress.ip_address(address.hostname or "").is_loopback
+    except ValueError:
+        return address.hostname == "localhost"
 
 
 def is_commit(revision: str) -> bool:
@@ -78,7 +109,7 @@ def ask(hub: Hub, repo: str, revision: str, *, timeout_seconds: float = TIMEOUT_
     try:
         info = api.model_info(repo, revision=revision, files_metadata=True, timeout=timeout_seconds)
     except hub_errors.GatedRepoError as error:
-        raise HubError(f"{repo} is gated", observed=_words(error), remedy=GATED_REMEDY) from None
+        raise HubError(f"{repo} is gated", observed=_words(error), remedy=hub.advice(GATED_REMEDY)) from None
     except hub_errors.RevisionNotFoundError as error:
         raise RevisionNotFoundError(
             f"{repo} has no revision {revision!r}",
@@ -89,7 +120,7 @@ def ask(hub: Hub, repo: str, revision: str, *, timeout_seconds: float = TIMEOUT_
         raise RevisionNotFoundError(
             f"no model {repo!r} on {hub.endpoint}",
             observed=_words(error),
-            remedy="mend model.repo; for a private one set HF_TOKEN to a token that may read it",
+            remedy=hub.advice("mend model.repo; for a private one set HF_TOKEN to a token that may read it"),
         ) from None
     except hub_errors.OfflineModeIsEnabled:
         raise HubError(
@@ -102,7 +133,9 @@ def ask(hub: Hub, repo: str, revision: str, *, timeout_seconds: float = TIMEOUT_
         raise HubError(
             f"{hub.endpoint} does not tell what {repo} holds",
             observed=_words(error),
-            remedy=GATED_REMEDY if is_refused else "run the same again later; it is the hub's answer, not ours",
+            remedy=hub.advice(GATED_REMEDY)
+            if is_refused
+            else "run the same again later; it is the hub's answer, not ours",
         ) from None
     except hub_errors.HTTPError as error:  # pyright: ignore[reportPrivateImportUsage] (its HTTP library changes)
         raise HubError(

@@ -100,6 +100,55 @@ def test_the_token_comes_from_the_environment_and_shows_nowhere(monkeypatch):
     assert "hf_secret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "named", "shown"),
+    [
+        ("https://hub.example", "", True),
+        ("http://localhost:8080", "", True),
+        ("http://127.0.0.2:8080/", "", True),
+        ("http://[::1]:8080", "", True),
+        ("http://10.77.0.1:8080", "http://10.77.0.1:8080/", True),
+        ("http://10.77.0.1:8080", "http://10.77.0.1:80", False),
+        ("http://10.77.0.1:8080", "", False),
+        ("http://hub.example", "https://hub.example", False),
+        ("http://localhost.hub.example", "", False),
+    ],
+)
+def test_a_token_crosses_a_network_in_the_clear_only_to_the_hub_that_the_environment_names(
+    monkeypatch, url, named, shown
+):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("HF_ENDPOINT", named)
+
+    hub = Hub.of(Model(repo="a/b", hub_url=url))
+
+    assert hub.token == ("hf_secret" if shown else "")
+    assert hub.is_token_withheld is not shown
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("is_withheld", [True, False])
+def test_a_refusal_says_whether_the_token_was_not_sent(status, is_withheld):
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(status)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+
+    with pytest.raises(HubError) as caught:
+        ask(Hub(url, is_token_withheld=is_withheld), "a/b", "main")
+    server.shutdown()
+    server.server_close()
+
+    assert ("HF_TOKEN is set, but was not sent" in caught.value.remedy) is is_withheld
+    assert (f"export HF_ENDPOINT={url}" in caught.value.remedy) is is_withheld
+
+
 def test_a_token_stored_on_this_machine_is_not_shown_to_a_hub_it_was_not_meant_for(monkeypatch, tmp_path):
     shown: list[str | None] = []
 

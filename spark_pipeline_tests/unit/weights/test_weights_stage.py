@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from spark_pipeline.errors import RevisionNotFoundError, StateError
+from spark_pipeline.errors import HubError, RevisionNotFoundError, StateError
 from spark_pipeline.fleet.session import Session, open_session
 from spark_pipeline.lab.hub_faults import Fault
 from spark_pipeline.spec.project import Project
-from spark_pipeline.weights import stage
+from spark_pipeline.weights import revision, stage
 from spark_pipeline.weights.record import read_record
 
 FILES = {"config.json": b"{}", "model-1.bin": os.urandom(30_000), "model-2.bin": os.urandom(20_000)}
@@ -145,6 +145,17 @@ def test_a_download_that_failed_is_finished_by_the_next_run_with_the_missing_fil
     asked = {entry["path"].rpartition("/")[2] for entry in hub.file_requests()}
     assert asked == set(FILES) - arrived
     assert "model-2.bin" in asked
+
+
+def test_a_refused_file_says_that_the_token_was_not_sent(session, hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
+    monkeypatch.setattr(revision, "_may_have_a_token", lambda _: False)  # as for a hub on another machine, by http
+    hub.fault(Fault(kind="gated", token="hf_very_secret"))
+
+    with pytest.raises(HubError) as caught:
+        stage.ensure(session)
+
+    assert "HF_TOKEN is set, but was not sent" in caught.value.remedy
 
 
 def test_the_token_shows_in_no_message_and_no_file(session, hub, said, monkeypatch, tmp_path):
