@@ -124,17 +124,27 @@ def plan(deployment: str, directory: Path | None, as_json: bool) -> None:
 @click.argument("deployment", required=False)
 @as_json
 def status(deployment: str | None, as_json: bool) -> None:
-    """What runs now, read from the nodes. Without a name: everything that was ever deployed from here."""
+    """What runs now, read from the nodes. Without a name: everything that was ever deployed from here.
+
+    A fleet that cannot be asked does not hide the others; the exit status is 1 then.
+    """
     from spark_pipeline.fleet.session import open_session
     from spark_pipeline.serving.status import status as look
 
     project = Project.load()
     names = [deployment] if deployment else [name for name in project.deployments if project.state_dir(name).is_dir()]
-    found = []
+    found, failed = [], []
     for name in names:
-        with open_session(project, name, progress=_say, run_id=_run_id()) as session:
-            found.append(look(session))
-    click.echo(text.as_json(found) if as_json else text.of_statuses(found))
+        try:
+            with open_session(project, name, progress=_say, run_id=_run_id()) as session:
+                found.append(look(session))
+        except SparkPipelineError as error:
+            failed.append(name)
+            _say(f"{name}: {error}")
+    if found or not failed:
+        click.echo(text.as_json(found) if as_json else text.of_statuses(found))
+    if failed:
+        click.get_current_context().exit(1)
 
 
 @main.command()

@@ -13,7 +13,10 @@ from syrupy.assertion import SnapshotAssertion
 
 from spark_pipeline.benchmark.history import append
 from spark_pipeline.cli import main
+from spark_pipeline.errors import UnreachableError
 from spark_pipeline.fleet.facts import parse
+from spark_pipeline.fleet.session import Session
+from spark_pipeline.serving.status import DeploymentStatus
 from spark_pipeline.spec.project import Project
 from spark_pipeline_tests.unit.benchmark.samples import point
 
@@ -108,6 +111,27 @@ def test_an_unknown_fleet_is_answered_with_the_known_ones(words):
 def test_status_contacts_nobody_for_what_was_never_deployed():
     assert run("status").stdout == "nothing was deployed from here yet\n"
     assert json.loads(run("status", "--json").stdout) == []
+
+
+@pytest.mark.parametrize("words", [("status",), ("status", "--json")], ids=len)
+def test_status_of_a_fleet_that_cannot_be_asked_does_not_hide_the_others(root, monkeypatch, words):
+    for name in ("qwen35_122b", "tiny", "tiny_qwen35"):
+        Project.load(root).state_dir(name).mkdir(parents=True)
+
+    def look(session: Session) -> DeploymentStatus:
+        if session.deployment.name == "qwen35_122b":
+            raise UnreachableError("no route", node="head", remedy="see the cable")
+        return DeploymentStatus(session.deployment.name, None, None, ())
+
+    monkeypatch.setattr("spark_pipeline.serving.status.status", look)
+
+    result = run(*words)
+
+    assert result.exit_code == 1
+    assert result.stderr == "qwen35_122b: [head] no route\n  remedy:   see the cable\n"
+    assert "tiny" in result.stdout
+    assert "tiny_qwen35" in result.stdout
+    assert "qwen35_122b" not in result.stdout
 
 
 @pytest.mark.usefixtures("root")
