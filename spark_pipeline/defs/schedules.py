@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dagster as dg
 
+from spark_pipeline.defs.deployed import find_deployed
 from spark_pipeline.defs.jobs import deploy_job_name, op_name
 from spark_pipeline.defs.upstream import VLLM_IMAGE, ask_all
 from spark_pipeline.errors import StateError
-from spark_pipeline.serving.record import find_record
 from spark_pipeline.spec.deployment import Deployment
 from spark_pipeline.spec.project import Project
 
@@ -36,12 +36,12 @@ def redeploy_config(project: Project, deployment: Deployment) -> dict[str, objec
     taken as it is, so a newer one must be asked for. Where no registry can be asked, the run goes on without.
     """
     try:
-        record = find_record(project, deployment.name)
+        deployed = find_deployed(project, deployment.name)
     except StateError:
         return {}
-    if record is None or VLLM_IMAGE.pinned(deployment, record) or not VLLM_IMAGE.deployed(record):
+    if isinstance(deployed, str) or VLLM_IMAGE.pinned(deployment, deployed) or not VLLM_IMAGE.good(deployed):
         return {}
-    digest = ask_all(VLLM_IMAGE, [(deployment, record)])[deployment.name].value
+    digest = ask_all(VLLM_IMAGE, [(deployment, deployed)])[deployment.name].value
     if not digest:
         return {}
     return {"ops": {op_name(deployment.name, VLLM_IMAGE.stage): {"config": {VLLM_IMAGE.field: digest}}}}

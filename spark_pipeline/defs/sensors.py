@@ -4,9 +4,11 @@ A tick compares; it never deploys, and never asks a machine of the fleet. There 
 the record of the last deployment, and what was tried from the tags of earlier runs, so nothing is lost when a sensor's
 state is.
 
-    nothing serves ──────────────────────> skip
+    never served, or stopped on purpose ─> skip (deployed.py says how a stop is told from a failure)
     a run of the deployment goes on ─────> skip
     offered == serving ──────────────────> skip
+    a deployment failed, and
+    offered == good last == failed ──────> skip: it failed for something else; any other value may be what mends it
     three runs in a row for this value ──> skip, until the value moves or a person deploys
     otherwise ───────────────────────────> one run of deploy_<deployment>, told exactly the value that was seen
 
@@ -20,10 +22,10 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from spark_pipeline.defs.deployed import Deployed, find_deployed
 from spark_pipeline.defs.jobs import DEPLOYMENT_TAG, deploy_job_name, op_name
 from spark_pipeline.defs.upstream import MODEL_REVISION, VLLM_IMAGE, Upstream, ask_all
 from spark_pipeline.errors import StateError
-from spark_pipeline.serving.record import ServingRecord, find_record
 from spark_pipeline.spec.deployment import Deployment
 from spark_pipeline.spec.project import Project
 
@@ -73,21 +75,22 @@ def _sensor(
 def tick(instance: dg.DagsterInstance, sensor: str, upstream: Upstream, project: Project) -> dg.SensorResult:
     """One look at every deployment; requests for those that moved, or the reasons why there is none."""
     skipped: list[str] = []
-    served: list[tuple[Deployment, ServingRecord]] = []
+    watched: list[tuple[Deployment, Deployed]] = []
     for deployment in project.deployments.values():
-        record, reason = _worth_asking(instance, upstream, project, deployment)
-        if record is None:
-            skipped.append(f"{deployment.name}: {reason}")
+        found = _worth_asking(instance, upstream, project, deployment)
+        if isinstance(found, str):
+            skipped.append(f"{deployment.name}: {found}")
         else:
-            served.append((deployment, record))
-    answers = ask_all(upstream, served)
+            watched.append((deployment, found))
+    answers = ask_all(upstream, watched)
     requests: list[dg.RunRequest] = []
-    for deployment, record in served:
-        answer, deployed = answers[deployment.name], upstream.deployed(record)
+    for deployment, deployed in watched:
+        answer = answers[deployment.name]
         if answer.problem:
             skipped.append(f"{deployment.name}: {answer.problem}")
-        elif answer.value == deployed:
-            skipped.append(f"{deployment.name}: {upstream.what} {_short(deployed)} serves and is the newest")
+        elif upstream.is_newest(deployed, answer.value):
+            stands = "was good last, and the deployment failed for something else" if deployed.failed else "serves"
+            skipped.append(f"{deployment.name}: {upstream.what} {_short(answer.value)} {stands} and is the newest")
         else:
             request = _request(instance, sensor, upstream, deployment.name, answer.value)
             if isinstance(request, str):
@@ -99,22 +102,21 @@ def tick(instance: dg.DagsterInstance, sensor: str, upstream: Upstream, project:
 
 def _worth_asking(
     instance: dg.DagsterInstance, upstream: Upstream, project: Project, deployment: Deployment
-) -> tuple[ServingRecord | None, str]:
+) -> Deployed | str:
+    """What to compare, or why not."""
     try:
-        record = find_record(project, deployment.name)
+        deployed = find_deployed(project, deployment.name)
     except StateError as error:
-        return None, str(error)
-    if record is None:
-        return None, "nothing is deployed yet"
-    if pinned := upstream.pinned(deployment, record):
-        return None, pinned
-    if not upstream.deployed(record):
-        return None, f"what serves has no {upstream.what} to compare: it did not come from a registry"
+        return str(error)
+    if isinstance(deployed, str):
+        return deployed
+    if pinned := upstream.pinned(deployment, deployed):
+        return pinned
+    if not upstream.good(deployed):
+        return f"what serves has no {upstream.what} to compare: it did not come from a registry"
     if run := _run_in_flight(instance, deployment.name):
-        return None, (
-            f"run {run.run_id[:8]} of it is {run.status.value}; if its process is dead, mark it canceled in the UI"
-        )
-    return record, ""
+        return f"run {run.run_id[:8]} of it is {run.status.value}; if its process is dead, mark it canceled in the UI"
+    return deployed
 
 
 def _run_in_flight(instance: dg.DagsterInstance, deployment: str) -> dg.DagsterRun | None:

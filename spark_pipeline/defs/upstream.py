@@ -6,9 +6,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
+from spark_pipeline.cluster.generation import Generation
+from spark_pipeline.defs.deployed import Deployed
 from spark_pipeline.errors import SparkPipelineError
+from spark_pipeline.image.record import ImageRecord
 from spark_pipeline.image.registry import remote_digest
-from spark_pipeline.serving.record import ServingRecord
 from spark_pipeline.spec.deployment import Deployment
 from spark_pipeline.weights.revision import Hub, ask, is_commit
 
@@ -25,29 +27,46 @@ class Upstream:
         what: for people.
         stage, field: the asset, and the key of its run configuration, that takes exactly one value of it.
         pinned: why nothing can move, or '' if it can.
-        deployed: the value that serves, '' if it came from nowhere that can be asked.
+        value_of: the value that a generation has, '' if it came from nowhere that can be asked. The image's record
+            helps where the value moved and what is behind it did not.
         ask: the value that is offered now; raises SparkPipelineError.
     """
 
     what: str
     stage: str
     field: str
-    pinned: Callable[[Deployment, ServingRecord], str]
-    deployed: Callable[[ServingRecord], str]
-    ask: Callable[[Deployment, ServingRecord], str]
+    pinned: Callable[[Deployment, Deployed], str]
+    value_of: Callable[[Generation, ImageRecord | None], str]
+    ask: Callable[[Deployment, Deployed], str]
+
+    def good(self, deployed: Deployed) -> str:
+        """The value that serves, or was good last."""
+        return self.value_of(deployed.good, deployed.image)
+
+    def is_newest(self, deployed: Deployed, offered: str) -> bool:
+        """Nothing to do: it is what was good last, and a start that failed since then had no other value."""
+        return offered == self.good(deployed) == self.value_of(deployed.newest, deployed.image)
 
 
-def _revision_pinned(deployment: Deployment, _: ServingRecord) -> str:
+def _revision_pinned(deployment: Deployment, _: Deployed) -> str:
     return "the declared revision is a commit: it cannot move" if is_commit(deployment.model.revision) else ""
 
 
-def _hub_commit(deployment: Deployment, _: ServingRecord) -> str:
+def _hub_commit(deployment: Deployment, _: Deployed) -> str:
     model = deployment.model
     return ask(Hub.of(model), model.repo, model.revision, timeout_seconds=ANSWER_TIMEOUT_SECONDS).commit
 
 
-def _image_pinned(_: Deployment, record: ServingRecord) -> str:
-    return "the declared image is named by digest: it cannot move" if "@" in record.generation.image_declared else ""
+def _image_pinned(_: Deployment, deployed: Deployed) -> str:
+    return "the declared image is named by digest: it cannot move" if "@" in deployed.newest.image_declared else ""
+
+
+def _image_digest(generation: Generation, image: ImageRecord | None) -> str:
+    """A tag may be pushed anew with the same layers and configuration: the generation goes on as it is, with the digest
+    that it was started with, and the image stage wrote down the digest that was proven to be the same."""
+    if image is not None and image.digest and image.fingerprint == generation.image_fingerprint:
+        return image.digest
+    return generation.image_digest or ""
 
 
 MODEL_REVISION = Upstream(
@@ -55,7 +74,7 @@ MODEL_REVISION = Upstream(
     stage="model_weights",
     field="revision",
     pinned=_revision_pinned,
-    deployed=lambda record: record.generation.commit,
+    value_of=lambda generation, _: generation.commit,
     ask=_hub_commit,
 )
 
@@ -64,8 +83,8 @@ VLLM_IMAGE = Upstream(
     stage="vllm_image",
     field="digest",
     pinned=_image_pinned,
-    deployed=lambda record: record.generation.image_digest or "",
-    ask=lambda _, record: remote_digest(record.generation.image_declared, ANSWER_TIMEOUT_SECONDS),
+    value_of=_image_digest,
+    ask=lambda _, deployed: remote_digest(deployed.newest.image_declared, ANSWER_TIMEOUT_SECONDS),
 )
 
 
@@ -77,17 +96,17 @@ class Answer:
     problem: str = ""
 
 
-def ask_all(upstream: Upstream, served: list[tuple[Deployment, ServingRecord]]) -> dict[str, Answer]:
+def ask_all(upstream: Upstream, watched: list[tuple[Deployment, Deployed]]) -> dict[str, Answer]:
     """Ask for all deployments at once, by name. Never raises for the network, never takes longer than the budget."""
 
-    def answer(item: tuple[Deployment, ServingRecord]) -> Answer:
+    def answer(item: tuple[Deployment, Deployed]) -> Answer:
         try:
             return Answer(value=upstream.ask(*item))
         except SparkPipelineError as error:
             return Answer(problem=": ".join(part for part in (error.what, error.observed) if part))
 
     pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="upstream")
-    futures = {deployment.name: pool.submit(answer, (deployment, record)) for deployment, record in served}
+    futures = {item[0].name: pool.submit(answer, item) for item in watched}
     done, _ = wait(futures.values(), timeout=TICK_BUDGET_SECONDS)
     pool.shutdown(wait=False, cancel_futures=True)
     late = Answer(problem=f"no answer within {TICK_BUDGET_SECONDS:g} s")

@@ -8,6 +8,7 @@ from spark_pipeline.errors import StateError
 from spark_pipeline.fleet.session import Session
 from spark_pipeline.spec import store
 from spark_pipeline.spec.base import Record
+from spark_pipeline.spec.project import Project
 
 
 class EngineFacts(Record):
@@ -61,18 +62,22 @@ class ImageRecord(Record):
     verified_at: datetime
 
 
+def find_record(project: Project, deployment: str) -> ImageRecord | None:
+    """The deployment's image; None where none was brought to the nodes yet."""
+    return store.read(project.state_dir(deployment) / "image.json", ImageRecord)
+
+
 def read_record(session: Session) -> ImageRecord:
     """The deployment's image.
 
     Raises:
         StateError: no image was brought to the nodes yet.
     """
-    path = session.state_dir / "image.json"
-    record = store.read(path, ImageRecord)
+    record = find_record(session.project, session.deployment.name)
     if record is None:
         raise StateError(
             f"no image is recorded for {session.deployment.name}",
-            observed=f"{path} does not exist",
+            observed=f"{session.state_dir / 'image.json'} does not exist",
             remedy=f"materialize {session.deployment.name}/vllm_image first",
         )
     return record

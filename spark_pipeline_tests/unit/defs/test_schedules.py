@@ -13,7 +13,7 @@ from spark_pipeline.defs.schedules import redeploy_config
 from spark_pipeline.defs.upstream import VLLM_IMAGE
 from spark_pipeline.errors import RegistryError
 from spark_pipeline.spec.project import Project
-from spark_pipeline_tests.unit.defs.test_sensors import NEW, OLD, serving
+from spark_pipeline_tests.unit.defs.test_sensors import NEW, NEWER, OLD, failed, serving
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, answer: str | RegistryError) -> None:
@@ -40,6 +40,17 @@ def test_a_registry_that_cannot_be_asked_does_not_stop_the_run(
     serving(project, image_digest=digest)
     answering(monkeypatch, RegistryError("the registry does not answer"))
     assert redeploy_config(project, project.deployment("tiny")) == {}
+
+
+def test_after_a_failed_deployment_the_run_is_told_the_digest_behind_the_tag_now(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+):
+    serving(project, image_digest=OLD)
+    failed(project, image_digest=NEW)
+    answering(monkeypatch, NEWER)
+    assert redeploy_config(project, project.deployment("tiny")) == {
+        "ops": {"tiny__vllm_image": {"config": {"digest": NEWER}}}
+    }
 
 
 def test_nothing_is_asked_before_the_first_deployment(project: Project, monkeypatch: pytest.MonkeyPatch):

@@ -12,17 +12,20 @@ import pytest
 from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._core.test_utils import create_run_for_test
 
+from spark_pipeline.cluster.record import write_generation
 from spark_pipeline.defs import upstream
 from spark_pipeline.defs.build import build
 from spark_pipeline.defs.sensors import MAX_ATTEMPTS, tick
 from spark_pipeline.defs.upstream import MODEL_REVISION, VLLM_IMAGE, Upstream
 from spark_pipeline.errors import RegistryError
+from spark_pipeline.image.record import ImageRecord
 from spark_pipeline.lab.hub_server import HubServer
 from spark_pipeline.lab.hub_store import publish
-from spark_pipeline.serving.record import SERVING, ServingRecord
+from spark_pipeline.serving.record import LAST_GOOD, SERVING, ServingRecord
 from spark_pipeline.spec import store
 from spark_pipeline.spec.project import Project
-from spark_pipeline_tests.unit.benchmark.samples import generation
+from spark_pipeline_tests.unit.benchmark.samples import IMAGE, NOON, generation
+from spark_pipeline_tests.unit.image.samples import ENGINE
 
 OLD = "sha256:" + "a" * 64
 NEW = "sha256:" + "b" * 64
@@ -41,7 +44,35 @@ def serving(project: Project, deployment: str = "tiny", **changed: object) -> No
         container_ids=("1", "2"),
         run_id="run",
     )
+    store.write(project.state_dir(deployment) / LAST_GOOD, record)
     store.write(project.state_dir(deployment) / SERVING, record)
+    write_generation(project.state_dir(deployment), record.generation)
+
+
+def stopped(project: Project) -> None:
+    """`tiny` was stopped; so its record looks after a failure too."""
+    (project.state_dir("tiny") / SERVING).unlink()
+
+
+def failed(project: Project, **changed: object) -> None:
+    """A later generation of `tiny` was started, and did not come to serve."""
+    write_generation(project.state_dir("tiny"), generation(**{"number": 4, "image_digest": OLD, **changed}))
+    stopped(project)
+
+
+def image_is(project: Project, digest: str, fingerprint: str = IMAGE) -> None:
+    """What the image stage wrote down last."""
+    record = ImageRecord(
+        reference="localhost/spark-pipeline/engine:4f2ac91b07de",
+        declared="vllm-cpu:0.32.0",
+        digest=digest,
+        fingerprint=fingerprint,
+        size_bytes=8,
+        engine=ENGINE,
+        run_id="run-2",
+        verified_at=NOON,
+    )
+    store.write(project.state_dir("tiny") / "image.json", record)
 
 
 def offering(value: str) -> Upstream:
@@ -162,6 +193,64 @@ def test_a_value_that_comes_back_gets_a_key_that_was_never_used(instance, projec
     serving(project, image_digest=NEWER)
     (request,) = requests(tick(instance, SENSOR, offering(NEW), project))
     assert request.run_key == f"tiny:{NEW}:attempt2"
+
+
+def test_what_was_stopped_on_purpose_is_not_deployed_again(instance, project):
+    serving(project)
+    stopped(project)
+    assert "tiny: generation 3 was good and was stopped" in why_not(tick(instance, SENSOR, offering(NEW), project))
+
+
+def test_after_a_failed_deployment_a_fix_is_deployed(instance, project):
+    serving(project)
+    failed(project, image_digest=NEW)
+    (request,) = requests(tick(instance, SENSOR, offering(NEWER), project))
+    assert request.run_key == f"tiny:{NEWER}:attempt1"
+
+
+def test_after_a_failed_deployment_going_back_to_what_was_good_is_a_fix_too(instance, project):
+    serving(project)
+    failed(project, image_digest=NEW)
+    (request,) = requests(tick(instance, SENSOR, offering(OLD), project))
+    assert request.run_key == f"tiny:{OLD}:attempt1"
+
+
+def test_a_value_that_failed_is_not_tried_for_ever(instance, project):
+    serving(project)
+    for number in range(MAX_ATTEMPTS):
+        (request,) = requests(tick(instance, SENSOR, offering(NEW), project))
+        run_of(instance, request, dg.DagsterRunStatus.FAILURE)
+        write_generation(project.state_dir("tiny"), generation(number=4 + number, image_digest=NEW))
+        (project.state_dir("tiny") / SERVING).unlink(missing_ok=True)
+    assert "was asked for 3 times and does not serve" in why_not(tick(instance, SENSOR, offering(NEW), project))
+
+
+def test_a_deployment_that_failed_for_something_else_is_not_tried_again(instance, project):
+    serving(project)
+    failed(project)
+    assert "the deployment failed for something else" in why_not(tick(instance, SENSOR, offering(OLD), project))
+
+
+def test_what_serves_again_after_a_failure_and_is_stopped_stays_stopped(instance, project):
+    serving(project)
+    failed(project, image_digest=NEW)
+    serving(project, number=5)
+    stopped(project)
+    assert "generation 5 was good and was stopped" in why_not(tick(instance, SENSOR, offering(NEW), project))
+
+
+def test_a_digest_that_moved_to_the_image_that_serves_is_the_newest(instance, project):
+    serving(project)
+    image_is(project, NEW)
+    assert "image digest bbbbbbbbbbbb serves and is the newest" in why_not(
+        tick(instance, SENSOR, offering(NEW), project)
+    )
+
+
+def test_the_digest_of_an_image_that_does_not_serve_does_not_count(instance, project):
+    serving(project)
+    image_is(project, NEW, fingerprint="0" * 64)
+    assert len(requests(tick(instance, SENSOR, offering(NEW), project))) == 1
 
 
 def test_a_registry_that_does_not_answer_is_a_reason_to_skip(instance, project):
