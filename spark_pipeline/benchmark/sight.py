@@ -121,8 +121,15 @@ def _incarnation(generation: Generation, rank: Rank, container: Container | None
 def _endpoint(docker: Docker, generation: Generation) -> Endpoint:
     words: Sequence[str] = ("python3", "-", str(generation.port))
     head = generation.head
-    done = docker.exec(head.container, words, input=PROBE.read_text(), timeout=_PROBE_TIMEOUT_SECONDS)
+    done = docker.exec(head.container, words, input=PROBE.read_text(), timeout=_PROBE_TIMEOUT_SECONDS, check=False)
     remedy = f"`spark-pipeline status`; materialize {generation.deployment}/serving_endpoint, then measure again"
+    if done.status != 0:  # a container that was seen running a moment ago may be gone now
+        raise BenchmarkError(
+            f"the endpoint cannot be looked at inside {head.container}",
+            node=head.node,
+            observed=done.stderr.strip()[-500:] or f"status {done.status}",
+            remedy=remedy,
+        )
     try:
         endpoint = Endpoint.model_validate_json(done.stdout)
     except ValidationError as error:

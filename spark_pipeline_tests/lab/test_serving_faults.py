@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,19 +19,23 @@ import yaml
 from spark_pipeline.cluster import containers, join
 from spark_pipeline.errors import (
     ClusterError,
+    CommandTimeoutError,
     EngineExitedError,
     JoinError,
+    LeaseHeldError,
     ReadinessTimeoutError,
     SparkPipelineError,
+    UnreachableError,
     WrongAnswerError,
 )
 from spark_pipeline.fleet.docker import Docker
+from spark_pipeline.fleet.host import Host
 from spark_pipeline.fleet.known_hosts import enroll
 from spark_pipeline.fleet.session import Session, open_session
 from spark_pipeline.image import stage as image
 from spark_pipeline.lab.images import standin_image
 from spark_pipeline.lab.lab import Lab
-from spark_pipeline.serving import api
+from spark_pipeline.serving import api, readiness
 from spark_pipeline.serving import stage as serving
 from spark_pipeline.serving.record import find_record
 from spark_pipeline.serving.status import status
@@ -251,6 +256,42 @@ def test_weights_that_lost_their_proof_stop_a_new_generation_before_the_old_one(
         assert api.model_ids(session.head, PORT) == ("stand-in",)
     finally:
         lab.run_in_node("peer", ["mv", f"{marker}.away", marker], timeout=20)
+
+
+def test_a_look_that_fails_does_not_take_a_serving_engine_down(session: Session, monkeypatch: pytest.MonkeyPatch):
+    served = serving.ensure(session).record.generation
+
+    def deaf(*_: object) -> tuple[str, ...]:
+        raise UnreachableError("the connection broke", node="head")
+
+    monkeypatch.setattr(api, "model_ids", deaf)
+    monkeypatch.setattr(readiness, "DEAF_SECONDS", 3.0)
+    with pytest.raises(UnreachableError):
+        serving.ensure(session)
+    monkeypatch.undo()
+    assert names_on_nodes(session) == {rank.container for rank in served.ranks}
+    assert not serving.ensure(session).changed
+
+
+def test_a_start_survives_a_while_without_a_word_from_the_nodes(session: Session, monkeypatch: pytest.MonkeyPatch):
+    real, silent_calls = api.model_ids, iter(range(3))
+
+    def deaf_at_first(host: Host, port: int) -> tuple[str, ...] | None:
+        if next(silent_calls, None) is not None:
+            raise CommandTimeoutError("no answer", node=host.name)
+        return real(host, port)
+
+    monkeypatch.setattr(api, "model_ids", deaf_at_first)
+    assert serving.ensure(session).changed
+
+
+def test_a_lost_lease_stops_the_next_change(session: Session):
+    def lost() -> None:
+        raise LeaseHeldError("somebody else is changing this fleet")
+
+    with pytest.raises(LeaseHeldError):
+        serving.ensure(replace(session, guard=lost))
+    assert names_on_nodes(session) == set()
 
 
 _DEPLOY = """

@@ -206,3 +206,13 @@ def test_a_port_that_nobody_answers_is_not_measured():
 def test_a_probe_that_says_something_else_is_refused():
     with pytest.raises(BenchmarkError, match="nothing readable"):
         sight_of(answer="Traceback (most recent call last):")
+
+
+def test_a_container_that_ends_between_two_looks_is_not_measured():
+    machines = Machines()
+    machines.head.on("docker", "container", "inspect", ..., stdout=container(0))
+    machines.peer.on("docker", "container", "inspect", ..., stdout=container(1))
+    machines.head.on("docker", "exec", "-i", ..., status=1, stderr="Container c7c7f4aa6ca9 is not running")
+    with pytest.raises(BenchmarkError) as refused:
+        sight(machines.connection, GENERATION)
+    assert "is not running" in refused.value.observed
