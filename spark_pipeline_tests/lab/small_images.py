@@ -106,8 +106,10 @@ def archive(reference: str, architecture: str) -> bytes:
 
 
 def forget(host: Host) -> None:
-    """Remove every image of these tests, newest first: a layer's owner cannot go before what lies on it."""
+    """Remove every image of these tests. One that others are built on goes only after them, and Docker's list does
+    not tell which of two from the same second that is: so in rounds."""
     argv = ["docker", "image", "ls", "--all", "--quiet", "--no-trunc", "--filter", f"label={LABEL}"]
-    for image in dict.fromkeys(host.run(argv, timeout=60).stdout.split()):
-        host.run(["docker", "image", "rm", "--force", image], timeout=60, check=False)
+    for _ in range(5):
+        for image in dict.fromkeys(host.run(argv, timeout=60).stdout.split()):
+            host.run(["docker", "image", "rm", "--force", image], timeout=60, check=False)
     assert host.run(argv, timeout=60).stdout == ""
