@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types imports unit dev ui picture lock clean
+.PHONY: help setup demo test check lint types imports unit dev ui picture lock clean
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -25,6 +25,8 @@ $(READY): requirements.lock pyproject.toml
 	  2> >(grep -v '^WARNING: Location' >&2) | awk '/^(Collecting|Processing)/ && ++n % 25 == 0 { print "  " n " fetched"; fflush() }'
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
+
+setup: $(READY) ## only .venv, as all other targets make it first
 
 demo: $(READY) ## the lab up, every asset of deployment `tiny`, one completion, the benchmark table
 	@$(BIN)/python -m spark_pipeline.lab.demo
