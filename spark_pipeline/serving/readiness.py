@@ -43,6 +43,10 @@ _NOISE = re.compile(
 )
 
 
+# '(APIServer pid=8) INFO 11-30 16:46:12 [utils.py:628] ': vLLM's own; Ray and torch write otherwise.
+_REPORT = re.compile(r"INFO\s+\d\d-\d\d\s+[\d:]+\s+\[[^\]]+\]")
+
+
 @dataclass(frozen=True)
 class Ready:
     """`containers`: every rank's, by node, as they were when the wait began and still are."""
@@ -149,6 +153,13 @@ def first_cause(log: str) -> str:
 
 
 def _last_words(session: Session, generation: Generation) -> str:
-    log = Docker(session.connection.host(generation.head.node)).logs(generation.head.container, 20)
-    lines = [_NOISE.sub("", line).strip() for line in log.splitlines() if line.strip()]
-    return lines[-1][:160] if lines else "no word yet"
+    docker = Docker(session.connection.host(generation.head.node))
+    return last_words(docker.logs(generation.head.container, 50))
+
+
+def last_words(log: str) -> str:
+    """What the engine is doing, by its own last report; other libraries' noise only where there is nothing else."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    reports = [line for line in lines if _REPORT.search(line)]
+    said = _NOISE.sub("", (reports or lines or ["no word yet"])[-1]).strip()
+    return said[:120]
