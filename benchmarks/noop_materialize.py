@@ -37,7 +37,7 @@ defs = dg.Definitions(assets=chain({count}), executor=EXECUTOR)
 """
 EXECUTORS = {
     "empty assets, Dagster's default": "None",
-    "empty assets, our executor": (
+    "empty assets, steps forked as ours": (
         'dg.multiprocess_executor.configured({"max_concurrent": 2, "start_method": '
         '{"forkserver": {"preload_modules": ["spark_pipeline.definitions"]}}})'
     ),

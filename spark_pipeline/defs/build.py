@@ -5,19 +5,11 @@ from __future__ import annotations
 import dagster as dg
 
 from spark_pipeline.defs.assets import benchmark_dashboard, deployment_assets
+from spark_pipeline.defs.executor import tidy_executor
 from spark_pipeline.defs.jobs import deploy_job, measure_job
 from spark_pipeline.defs.schedules import redeploy_schedule
 from spark_pipeline.defs.sensors import model_revision_sensor, vllm_image_sensor
 from spark_pipeline.spec.project import Project
-
-# Steps are forked from a server that has the definitions loaded: a no-op step costs a tenth of a second, not two.
-# Two at once: weights and image may travel side by side; nothing else in the chain can.
-EXECUTOR = dg.multiprocess_executor.configured(
-    {
-        "max_concurrent": 2,
-        "start_method": {"forkserver": {"preload_modules": ["spark_pipeline.definitions"]}},
-    }
-)
 
 
 def build(project: Project) -> dg.Definitions:
@@ -34,5 +26,5 @@ def build(project: Project) -> dg.Definitions:
             redeploy_schedule(project, deployment) for deployment in deployments if deployment.policy.redeploy_cron
         ],
         sensors=[vllm_image_sensor(project, deploy), model_revision_sensor(project, deploy)] if deploy else [],
-        executor=EXECUTOR,
+        executor=tidy_executor,
     )
