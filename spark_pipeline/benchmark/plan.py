@@ -106,7 +106,7 @@ def _reasons(generation: Generation, wanted: int, missing: int, *, force: bool) 
     if not wanted:
         return ("the deployment names no profile under benchmark.profiles",)
     if not missing:
-        return (f"all {wanted} points were measured on {what} before",)
+        return (f"all {wanted} points were measured before with this spec ({generation.spec_hash})",)
     first = f"all {wanted} points are measured again" if force else f"{missing} of {wanted} points are not measured yet"
     return (
         f"{first}: {what}",

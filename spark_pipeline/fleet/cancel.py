@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -30,3 +30,33 @@ def stop_if_cancelled() -> None:
     event = _cancel.get()
     if event is not None and event.is_set():
         raise Cancelled
+
+
+def to_the_end(work: Callable[[], None]) -> None:
+    """Do `work` whole, whatever interrupts meanwhile: for taking back what a cancelled step has started.
+
+    One Ctrl-C reaches a Dagster step twice, from the terminal and from its parent, and the second would end the
+    clean-up that the first began. Interrupts are raised in the main thread only, so the work runs in another; the
+    interrupt that came first is on its way up already, and later ones say nothing new.
+
+    Raises:
+        What `work` raises.
+    """
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - handed on below
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="to the end")
+    thread.start()
+    while True:
+        try:
+            thread.join()
+            break
+        except BaseException:  # noqa: BLE001, S112 - see above
+            continue
+    if failed:
+        raise failed[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -36,7 +37,9 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     if _materialize(project.root, say) != 0:
-        print(f"\nthe run failed; what was up before is as it was. Logs: {project.state_dir(DEPLOYMENT) / 'logs'}")
+        logs = project.state_dir(DEPLOYMENT) / "logs"
+        print("\nthe run did not come to its end" + (f"; the engines' logs are in {logs}" if logs.is_dir() else ""))
+        print(f"what runs now: .venv/bin/spark-pipeline status {DEPLOYMENT}; `make demo` again goes on from there")
         return 1
     record = find_record(project, DEPLOYMENT)
     if record is None:
@@ -77,6 +80,9 @@ def _materialize(root: Path, say: Say) -> int:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        # Ctrl-C reaches this process alone, which passes it on to Dagster once: its steps must not be interrupted
+        # behind its back.
+        start_new_session=True,
     ) as process:
         while True:
             try:
@@ -85,8 +91,8 @@ def _materialize(root: Path, say: Say) -> int:
                         say(readable)
                 break
             except KeyboardInterrupt:
-                # The terminal sent it to Dagster too, which takes back what the step began: read on until it is done.
-                say("interrupted: waiting for Dagster to clean up")
+                say("interrupted: waiting until what was started is removed")
+                process.send_signal(signal.SIGINT)
     return process.returncode
 
 
