@@ -43,19 +43,22 @@ def to_the_end(work: Callable[[], None]) -> None:
         What `work` raises.
     """
     failed: list[BaseException] = []
+    done = threading.Event()
 
     def run() -> None:
         try:
             work()
         except BaseException as error:  # noqa: BLE001 - handed on below
             failed.append(error)
+        finally:
+            done.set()
 
-    thread = threading.Thread(target=run, name="to the end")
-    thread.start()
+    threading.Thread(target=run, name="to the end").start()
+    # Not Thread.join: interrupted, it takes the thread for ended (CPython 3.11).
     while True:
         try:
-            thread.join()
-            break
+            if done.wait(timeout=1):
+                break
         except BaseException:  # noqa: BLE001, S112 - see above
             continue
     if failed:

@@ -17,6 +17,8 @@ _SAID = re.compile(r"(?P<step>\w+) - (?P<text>.*)")
 _SECONDS = re.compile(r"in ([\d.]+\w+)\.$")
 # Of a failed run Dagster prints what its failed step printed already.
 _REPEATED = ("RUN_FAILURE",)
+# Not an error: somebody pressed Ctrl-C, or ended the run in the UI.
+_INTERRUPTED = "dagster._core.errors.DagsterExecutionInterruptedError"
 
 
 class DagsterLog:
@@ -60,6 +62,9 @@ class DagsterLog:
         if line.startswith("dagster._core.definitions.events.Failure: "):
             self._ours = True
             line = line.partition(": ")[2]
+        if line.startswith(_INTERRUPTED):
+            self._hiding = True
+            return "interrupted"
         if self._ours and line.startswith("Stack Trace:"):
             self._hiding = True
         return None if self._hiding or not line.strip() else line

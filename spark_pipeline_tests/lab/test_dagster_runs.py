@@ -60,7 +60,13 @@ class World:
         """A command of the project, as typed in another folder."""
         argv = [str(Path(sys.executable).with_name(program)), *words]
         return subprocess.Popen(
-            argv, cwd=self.home, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            argv,
+            cwd=self.home,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # a process group of its own, as a terminal gives it
         )
 
     def run(self, program: str, *words: str) -> str:
@@ -237,8 +243,21 @@ def test_a_tag_that_moves_in_the_registry_is_deployed_by_the_sensor(deployed, de
     assert len([run for run in runs(dev) if any(tag["key"] == "spark_pipeline/asked_by" for tag in run["tags"])]) == 2
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminated"])
-def test_a_cancelled_run_leaves_nothing_running_and_the_fleet_free(deployed, how):
+def interrupt_like_a_terminal(run: subprocess.Popen[str]) -> None:
+    """Ctrl-C reaches Dagster and its steps at once, and the steps once more through Dagster."""
+    os.killpg(run.pid, signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda run: run.send_signal(signal.SIGINT),
+        lambda run: run.send_signal(signal.SIGTERM),
+        interrupt_like_a_terminal,
+    ],
+    ids=["interrupted", "terminated", "ctrl-c"],
+)
+def test_a_cancelled_run_leaves_nothing_running_and_the_fleet_free(deployed, end):
     declare(deployed.root, deployed.lab, env={"STANDIN_FAULT": "never_ready"})
     select = f'key:"{NAME}/ray_cluster"+1'
     with deployed.start(
@@ -248,7 +267,7 @@ def test_a_cancelled_run_leaves_nothing_running_and_the_fleet_free(deployed, how
             if "telling every rank what to serve" in line:
                 break
         time.sleep(2)
-        run.send_signal(how)
+        end(run)
         run.communicate(timeout=120)
     assert run.returncode != 0
     assert deployed.containers() == set()

@@ -24,10 +24,8 @@ def test_work_is_done_whole_though_interrupts_arrive():
         time.sleep(1)
         done.append("removed")
 
-    interrupter = threading.Thread(target=interrupt_twice)
-    interrupter.start()
+    threading.Thread(target=interrupt_twice).start()
     to_the_end(work)
-    interrupter.join()
     assert done == ["removed"]
 
 

@@ -98,3 +98,18 @@ def test_what_is_not_dagsters_is_shown_as_it_is():
     assert shown("Error: no definitions, the declarations are wrong") == [
         "Error: no definitions, the declarations are wrong"
     ]
+
+
+def test_an_interrupt_is_one_word_and_no_traceback():
+    lines = [
+        STEP_FAILED,
+        "",
+        "dagster._core.errors.DagsterExecutionInterruptedError",
+        "",
+        "Stack Trace:",
+        '  File "execute_plan.py", line 243, in dagster_event_sequence_for_step',
+        f"{HEAD} - INFO - __ASSET_JOB - {RUN} - tiny__ray_cluster - removing generation 7",
+    ]
+    log = DagsterLog()
+    shown = [text for line in lines if (text := log.readable(line)) is not None]
+    assert shown == ["tiny/ray_cluster: FAILED", "interrupted", "tiny/ray_cluster: removing generation 7"]
