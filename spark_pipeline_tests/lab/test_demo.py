@@ -54,5 +54,5 @@ def test_the_demo_ends_with_an_endpoint_that_answers_and_a_repeat_changes_nothin
 
     again = make_demo()
     assert "tiny/serving_endpoint: serves already" in again
-    assert "points were measured on generation" in again
+    assert "points were measured before with this spec" in again
     assert record() == served
