@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Literal
+from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict
 
@@ -91,13 +91,14 @@ def labels(
     }
 
 
+# What JSON writes the same way every time.
 Resolved = str | int | None | list[str] | dict[str, str] | list[list[str]]
 
 
-def spec_hash(parts: dict[Resolved | Literal["schema"], Resolved]) -> str:
+def spec_hash(parts: Mapping[str, Resolved]) -> str:
     """16 hex digits that change exactly when something that was asked for changes.
 
     Only what is declared and resolved goes in, never what is observed and fluctuates (free memory), so that the same
     declaration keeps the same hash from run to run.
     """
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(dict(parts), sort_keys=True).encode()).hexdigest()[:16]
