@@ -18,6 +18,7 @@ class EngineFacts(Record):
         ray: None where package or program is missing.
         supports_nnodes: vLLM can span nodes without Ray (`--nnodes`, since 0.11.1).
         architecture: Docker's name: 'arm64', 'amd64'.
+        cuda, nccl, flashinfer: None where the image has none, such as a build for CPUs.
     """
 
     vllm: str
@@ -27,6 +28,9 @@ class EngineFacts(Record):
     transformers: str | None
     supports_nnodes: bool
     architecture: str
+    cuda: str | None = None
+    nccl: str | None = None
+    flashinfer: str | None = None
 
     def versions(self) -> dict[str, str]:
         """Version by distribution, of those that are there, and of Python."""
@@ -35,6 +39,9 @@ class EngineFacts(Record):
             "ray": self.ray,
             "torch": self.torch,
             "transformers": self.transformers,
+            "cuda": self.cuda,
+            "nccl": self.nccl,
+            "flashinfer": self.flashinfer,
             "python": self.python,
         }
         return {name: version for name, version in known.items() if version is not None}
