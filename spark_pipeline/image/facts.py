@@ -12,7 +12,9 @@ from spark_pipeline.fleet.docker import Docker, ImageFacts
 from spark_pipeline.fleet.host import Completed, Host
 from spark_pipeline.fleet.progress import Progress, heartbeat
 from spark_pipeline.image import probe_program
+from spark_pipeline.image.answer import ImageAnswer, ProbeResult, Registry
 from spark_pipeline.image.record import EngineFacts
+from spark_pipeline.image.verdict import Wanted
 from spark_pipeline.spec import store
 from spark_pipeline.spec.project import Project
 
@@ -67,15 +69,17 @@ def parse(text: str, *, reference: str, architecture: str) -> EngineFacts:
     return EngineFacts(**answer, architecture=architecture)
 
 
-def cached(project: Project, fingerprint: str) -> EngineFacts | None:
+def cached(project: Project, fingerprint: str) -> ProbeResult | None:
     """What is known of this image from before. An answer of another version of the probe counts as none."""
     try:
-        return store.read(_file(project, fingerprint), EngineFacts)
+        return store.read(_file(project, fingerprint), ProbeResult)
     except StateError:
         return None
 
 
-def probe(host: Host, image: ImageFacts, project: Project, progress: Progress) -> EngineFacts:
+def probe(
+    host: Host, image: ImageFacts, project: Project, progress: Progress, wanted: Wanted | None = None
+) -> ProbeResult:
     """Ask an image that `host` holds; one that was asked before is not run again.
 
     Raises:
@@ -95,9 +99,25 @@ def probe(host: Host, image: ImageFacts, project: Project, progress: Progress) -
         raise
     if answer.status != 0:
         raise _refused(host, image, answer)
-    facts = parse(answer.stdout, reference=image.reference, architecture=image.architecture)
+    engine = parse(answer.stdout, reference=image.reference, architecture=image.architecture)
+    facts = ProbeResult(answer=_only(engine))
     store.write(_file(project, image.fingerprint), facts)
     return facts
+
+
+def _only(engine: EngineFacts) -> ImageAnswer:
+    return ImageAnswer(
+        engine=engine,
+        python="python3",
+        directory="",
+        installed_as="distribution",
+        pythons=(),
+        packages={},
+        requirements=(),
+        registry=Registry(),
+        config_types=(),
+        transformers_types=(),
+    )
 
 
 def _file(project: Project, fingerprint: str) -> Path:

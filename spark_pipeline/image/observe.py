@@ -82,7 +82,8 @@ def decide(session: Session, choice: Choice) -> ImagePlan:
         return Holding(host.name, None, unnamed, transfer(host.name, image, history, layers_on(host)))
 
     holdings = session.connection.each([node.name for node in session.nodes], look)
-    return ImagePlan(choice, tuple(holdings.values()), facts.cached(session.project, image.fingerprint))
+    known = facts.cached(session.project, image.fingerprint)
+    return ImagePlan(choice, tuple(holdings.values()), known.answer.engine if known else None)
 
 
 def same(found: ImageFacts | None, image: ImageFacts) -> bool:

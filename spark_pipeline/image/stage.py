@@ -96,7 +96,7 @@ def ensure(session: Session, *, digest: str | None = None) -> ImageResult:
             observed=f"docker image inspect {pinned(choice.declared, digest)}: no such image",
             remedy=f"docker pull {choice.pull} on that node, then docker image ls --digests",
         )
-    engine = probe(session.head, image, session.project, session.progress)
+    engine = probe(session.head, image, session.project, session.progress).answer.engine
     planned = decide(session, choice)
     sent = _apply(session, planned, image)
     if planned.changes:  # otherwise the look at every node a moment ago was the proof

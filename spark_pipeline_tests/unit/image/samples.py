@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from spark_pipeline.fleet.docker_objects import ImageFacts, parse_image
+from spark_pipeline.image.answer import ImageAnswer, ProbeResult, Registry
 from spark_pipeline.image.record import EngineFacts
 
 RECORDED = Path(__file__).parents[2] / "recorded" / "docker"
@@ -21,6 +22,20 @@ ENGINE = EngineFacts(
     transformers="5.17.0",
     supports_nnodes=True,
     architecture="amd64",
+)
+PROBED = ProbeResult(
+    answer=ImageAnswer(
+        engine=ENGINE,
+        python="/usr/bin/python3",
+        directory="/usr/lib/python3/dist-packages/vllm",
+        installed_as="distribution",
+        pythons=(),
+        packages={"vllm": "0.32.0", "ray": "2.53.0", "torch": "2.13.0+cpu", "transformers": "5.17.0"},
+        requirements=("transformers<5.20,>=5.16.1",),
+        registry=Registry(architectures={"Qwen3ForCausalLM": "qwen3:Qwen3ForCausalLM"}),
+        config_types=(),
+        transformers_types=("qwen3",),
+    )
 )
 
 

@@ -17,7 +17,7 @@ from spark_pipeline.image.registry import NotAllowedError
 from spark_pipeline.spec import store
 from spark_pipeline.spec.project import Project
 from spark_pipeline_tests.doubles import ScriptedConnection, ScriptedHost
-from spark_pipeline_tests.unit.image.samples import DIGEST, ENGINE, image, image_json
+from spark_pipeline_tests.unit.image.samples import DIGEST, ENGINE, PROBED, image, image_json
 
 OWN = own_tag(image().fingerprint)
 DATA = Path(__file__).parents[3] / "data"
@@ -60,7 +60,7 @@ def session(tmp_path: Path, head: ScriptedHost, peer: ScriptedHost, *candidates:
 
 
 def known_engine(work: Session) -> None:
-    store.write(facts._file(work.project, image().fingerprint), ENGINE)
+    store.write(facts._file(work.project, image().fingerprint), PROBED)
 
 
 def holds(host: ScriptedHost, *names: str, **changes: object) -> None:
