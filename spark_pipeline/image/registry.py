@@ -1,30 +1,45 @@
-"""What a registry says of a tag, without pulling anything.
+"""What a registry says of an image, without pulling anything.
 
-Asked with a HEAD of the manifest (OCI distribution specification 1.1, "Checking if content exists"); the protocol and
-its token exchange are python-dxf's, the credentials those of `docker login` on the machine this runs on (config file
-and credential helpers, read by Docker's own SDK).
-
-Plain http: https is always tried first. Only a registry given as `localhost` or as a literal address of a loopback or
-private range may then be asked in plain http, and never with credentials (docs/decisions/0020-image-identity.md).
+Asked with a HEAD of the manifest (OCI distribution specification 1.1, "Checking if content exists"); for platforms and
+size with the manifests themselves.
 """
 
 from __future__ import annotations
 
 import hashlib
-import ipaddress
+import json
 import re
-from collections.abc import Callable
-from urllib.parse import urlsplit
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
-from spark_pipeline.errors import ImageNotFoundError, RegistryError
-from spark_pipeline.image.reference import DEFAULT_REGISTRY, Reference
+from spark_pipeline.image.reference import Reference
+from spark_pipeline.image.registry_client import NoManifest, ask
+
+if TYPE_CHECKING:
+    from dxf import DXF
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _MANIFEST_TYPES = ("application/vnd.docker.distribution.manifest.", "application/vnd.oci.image.")
 
 
-class NotAllowedError(RegistryError):
-    """The registry answered: not for this login. Asking again changes nothing."""
+@dataclass(frozen=True)
+class RemoteImage:
+    """What a registry tells before a byte of the image is pulled.
+
+    Args:
+        digest: of the manifest, or list of manifests, behind the tag.
+        platforms: 'linux/arm64' and the like, all that there are.
+        size_bytes: compressed layers of the platform that was asked for, as they will be pulled; None where the image
+            is not made for it.
+    """
+
+    digest: str
+    platforms: tuple[str, ...]
+    size_bytes: int | None
+
+    def runs_on(self, architecture: str) -> bool:
+        return any(platform.split("/")[:2] == ["linux", architecture] for platform in self.platforms)
 
 
 def remote_digest(reference: str, timeout_seconds: float = 10) -> str:
@@ -39,134 +54,51 @@ def remote_digest(reference: str, timeout_seconds: float = 10) -> str:
         NotAllowedError: this login may not see it, if there is one (401, 403: Docker Hub's words for both).
         RegistryError: anything else, which may pass: too many requests, a fault of the server or of the network.
     """
-    wanted = Reference.parse(reference)
-    for insecure in (False, True):
-        try:
-            return _head(wanted, reference, insecure, timeout_seconds)
-        except _TlsRefused as error:
-            if insecure or not _may_be_plain(wanted.registry):
-                raise RegistryError(
-                    f"no answer about {reference} from registry {wanted.registry}",
-                    observed=str(error),
-                    remedy=f"curl -v https://{_host(wanted.registry)}/v2/ on this machine shows what is in the way; "
-                    "plain http is only spoken to localhost and to literal private addresses",
-                ) from error
-    raise AssertionError("the second round returns or raises")
+    return ask(reference, timeout_seconds, _digest)
 
 
-class _TlsRefused(Exception):
-    """Nothing at this address speaks TLS: nobody listens, or what listens speaks plain http."""
+def remote_image(reference: str, architecture: str, timeout_seconds: float = 10) -> RemoteImage:
+    """Digest, platforms and size of an image in its registry: two or three small answers, nothing is pulled.
+
+    Args:
+        architecture: Docker's name of the nodes' processors: 'arm64', 'amd64'.
+
+    Raises:
+        ImageNotFoundError, NotAllowedError, RegistryError: see `remote_digest`.
+    """
+
+    def describe(client: DXF, wanted: Reference) -> RemoteImage:
+        digest = _digest(client, wanted)
+        manifest = json.loads(client.get_manifest_and_response(digest)[0])
+        if "manifests" not in manifest:
+            config = json.loads(b"".join(cast(Iterable[bytes], client.pull_blob(manifest["config"]["digest"]))))
+            platform = f"{config['os']}/{config['architecture']}"
+            return RemoteImage(digest, (platform,), _layers_bytes(manifest))
+        listed = {
+            "/".join(entry["platform"].get(key, "") for key in ("os", "architecture", "variant")).strip("/"): entry
+            for entry in manifest["manifests"]
+            if entry.get("platform", {}).get("os", "unknown") != "unknown"  # attestations stand in the same list
+        }
+        found = RemoteImage(digest, tuple(listed), None)
+        if not found.runs_on(architecture):
+            return found
+        own = next(entry for name, entry in listed.items() if name.split("/")[:2] == ["linux", architecture])
+        return replace(found, size_bytes=_layers_bytes(json.loads(client.get_manifest_and_response(own["digest"])[0])))
+
+    return ask(reference, timeout_seconds, describe)
 
 
-def _head(wanted: Reference, reference: str, insecure: bool, timeout_seconds: float) -> str:
-    # Here, not above: Docker's SDK takes 0.3 s to import, and most runs ask no registry.
-    from dxf import DXF
-    from dxf.exceptions import DXFAuthInsecureError, DXFUnauthorizedError
-    from requests.exceptions import ConnectionError, HTTPError, RequestException, SSLError, Timeout
-
-    def refused(observed: str, remedy: str, kind: type[RegistryError] = RegistryError) -> RegistryError:
-        return kind(f"registry {wanted.registry} does not show {reference}", observed=observed, remedy=remedy)
-
-    login = "docker login" if wanted.registry == DEFAULT_REGISTRY else f"docker login {wanted.registry}"
-    try:
-        with DXF(
-            _host(wanted.registry), wanted.repository, _authenticate(wanted.registry), insecure, timeout=timeout_seconds
-        ) as client:
-            digest, response = client.head_manifest_and_response(wanted.manifest)
-            if not response.headers.get("Content-Type", "").startswith(_MANIFEST_TYPES):
-                raise refused(
-                    f"content type {response.headers.get('Content-Type')!r} instead of a manifest",
-                    "is something else listening there, such as a login page of the network?",
-                )
-            if digest is None:  # the header is only a SHOULD of the specification
-                _, response = client.get_manifest_and_response(wanted.manifest)
-                digest = "sha256:" + hashlib.sha256(response.content).hexdigest()
-    except DXFUnauthorizedError as error:
-        remedy = f"check the name; if it is a private image: {login}"
-        raise refused("401 Unauthorized", remedy, NotAllowedError) from error
-    except DXFAuthInsecureError as error:
-        raise refused(
-            "it asks for a login in plain http",
-            "give the registry TLS: credentials are never sent in the clear",
-            NotAllowedError,
-        ) from error
-    except HTTPError as error:
-        answer = error.response
-        assert answer is not None  # it was raised for the answer's status
-        status = answer.status_code
-        if status == 404:
-            raise ImageNotFoundError(
-                f"registry {wanted.registry} has no {reference}", observed="404 Not Found", remedy="check name and tag"
-            ) from error
-        if status == 403:
-            remedy = f"this login may not read it; with another: {login}"
-            raise refused("403 Forbidden", remedy, NotAllowedError) from error
-        if status == 429:
-            raise refused("429 Too Many Requests", f"wait, or raise the limit with a login: {login}") from error
-        raise refused(f"{status} {answer.reason}", "try again later") from error
-    except Timeout as error:
-        raise refused(f"no answer within {timeout_seconds:g} s", "check the network, or try again later") from error
-    except SSLError as error:
-        if "CERTIFICATE_VERIFY_FAILED" in str(error):
-            raise refused(_cause(error), "let this machine trust the registry's certificate authority") from error
-        raise _TlsRefused(_cause(error)) from error
-    except ConnectionError as error:
-        raise _TlsRefused(_cause(error)) from error
-    except (RequestException, KeyError, ValueError) as error:
-        raise refused(f"{type(error).__name__}: {error}", "is this the address of an image registry?") from error
+def _digest(client: DXF, wanted: Reference) -> str:
+    digest, response = client.head_manifest_and_response(wanted.manifest)
+    if not response.headers.get("Content-Type", "").startswith(_MANIFEST_TYPES):
+        raise NoManifest(f"content type {response.headers.get('Content-Type')!r} instead of a manifest")
+    if digest is None:  # the header is only a SHOULD of the specification
+        _, response = client.get_manifest_and_response(wanted.manifest)
+        digest = "sha256:" + hashlib.sha256(response.content).hexdigest()
     if not _DIGEST.fullmatch(digest):
-        raise refused(f"digest {digest[:80]!r}", "is this the address of an image registry?")
+        raise ValueError(f"digest {digest[:80]!r}")
     return digest
 
 
-def _cause(error: Exception) -> str:
-    """The innermost words: requests wraps what urllib3 wraps, with the URL in each."""
-    wrapped = error.args[0] if error.args else error
-    return str(getattr(wrapped, "reason", None) or error)
-
-
-def _host(registry: str) -> str:
-    """Where to ask: Docker's default domain is a name in references only, its index is what answers."""
-    from docker.auth import INDEX_URL
-
-    return urlsplit(INDEX_URL).netloc if registry == DEFAULT_REGISTRY else registry
-
-
-def _authenticate(registry: str) -> Callable[..., None]:
-    """What the client calls on a 401: log in as `docker login` left it, else anonymously."""
-
-    def log_in(client: object, response: object) -> None:
-        from docker import auth
-        from docker.errors import DockerException
-
-        try:
-            entry = auth.load_config().resolve_authconfig(registry) or {}
-        except DockerException as error:
-            raise RegistryError(
-                f"the credential helper for registry {registry} failed",
-                observed=str(error),
-                remedy="mend credsStore or credHelpers in Docker's config.json on this machine",
-            ) from error
-        # A credential helper's answer has its keys in upper case, the config file's entries do not.
-        client.authenticate(  # type: ignore[attr-defined]
-            entry.get("username") or entry.get("Username"),
-            entry.get("password") or entry.get("Password"),
-            response=response,
-        )
-
-    return log_in
-
-
-def _may_be_plain(registry: str) -> bool:
-    """Whether a registry may be asked in plain http: this machine, or a literal address of a private network.
-
-    Docker's own rule allows 127.0.0.0/8 only and needs `insecure-registries` for more; asking for a digest gives
-    nothing away, so private addresses need no setting of ours beside Docker's."""
-    host = urlsplit(f"//{registry}").hostname or ""
-    if host == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return address.is_loopback or address.is_private
+def _layers_bytes(manifest: dict[str, Any]) -> int:
+    return sum(layer["size"] for layer in manifest["layers"])

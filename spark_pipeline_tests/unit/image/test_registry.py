@@ -22,7 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from spark_pipeline.errors import ImageNotFoundError, RegistryError
-from spark_pipeline.image.registry import NotAllowedError, _may_be_plain, remote_digest
+from spark_pipeline.image.registry import remote_digest
+from spark_pipeline.image.registry_client import NotAllowedError, _may_be_plain
 
 MANIFEST = b'{"schemaVersion": 2}'
 MANIFEST_TYPE = "application/vnd.oci.image.index.v1+json"
