@@ -12,7 +12,8 @@ from spark_pipeline.image import facts
 from spark_pipeline.image.choose import Candidate, Choice, Machine, RegistryAnswer, choose, pinned, unfit
 from spark_pipeline.image.plan import Holding, ImagePlan, names_of
 from spark_pipeline.image.reference import Reference
-from spark_pipeline.image.registry import NotAllowedError, remote_digest
+from spark_pipeline.image.registry import remote_digest
+from spark_pipeline.image.registry_client import NotAllowedError
 from spark_pipeline.image.transfer import history_sizes, layers_on, transfer
 
 _ASK_SECONDS = 60

@@ -13,7 +13,7 @@ from spark_pipeline.fleet.session import Session
 from spark_pipeline.image import facts, observe, stage
 from spark_pipeline.image.plan import own_tag
 from spark_pipeline.image.record import read_record
-from spark_pipeline.image.registry import NotAllowedError
+from spark_pipeline.image.registry_client import NotAllowedError
 from spark_pipeline.spec import store
 from spark_pipeline.spec.project import Project
 from spark_pipeline_tests.doubles import ScriptedConnection, ScriptedHost
