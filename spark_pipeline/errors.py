@@ -11,6 +11,7 @@
     │   ├── CommandTimeoutError       a command did not end in its time
     │   ├── DockerUnavailableError    no Docker Engine, or no right to use it
     │   └── LeaseHeldError            somebody else is changing this fleet
+    ├── CompatibilityError        no candidate image can serve the model on these machines
     ├── WeightsError              the model's files
     │   ├── HubError                  the hub said no, or cannot be reached
     │   ├── RevisionNotFoundError     repository or revision does not exist
@@ -119,6 +120,10 @@ class DockerUnavailableError(MachineError):
 
 class LeaseHeldError(MachineError):
     """Somebody else is changing this fleet."""
+
+
+class CompatibilityError(SparkPipelineError):
+    """No candidate image can serve the model on these machines; `observed` names every way and what rules it out."""
 
 
 class WeightsError(SparkPipelineError):

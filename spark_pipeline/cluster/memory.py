@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from spark_pipeline.errors import ClusterError
 from spark_pipeline.fleet.facts import NodeFacts
 from spark_pipeline.fleet.progress import human_bytes
+from spark_pipeline.spec.fleet import Accelerator
 
 # Normal serving leaves 6 to 18 GiB on a GB10; engines died after hours where less than 8 was left.
 RESERVE_BYTES = 10 * 2**30
@@ -20,6 +21,9 @@ RESERVE_BYTES = 10 * 2**30
 CEILING = 0.83
 # Beside its weights a rank needs room for activations, CUDA graphs, NCCL's buffers and at least some KV cache.
 WORKING_BYTES = 6 * 2**30
+# Without an accelerator the KV cache is what VLLM_CPU_KVCACHE_SPACE says, 1 GiB in the lab.
+CPU_WORKING_BYTES = 2**30
+MAX_NODES = 64
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,55 @@ def utilization(nodes: Sequence[NodeFacts], *, occupied: bool) -> MemoryShare:
     )
 
 
+@dataclass(frozen=True)
+class Layout:
+    """The model spread evenly over so many nodes.
+
+    Args:
+        needs_bytes: of each node: its share of the weights and room to work.
+        has_bytes: what the tightest of the nodes can give.
+        node: which one that is.
+    """
+
+    nodes: int
+    needs_bytes: int
+    has_bytes: int
+    node: str
+
+    @property
+    def fits(self) -> bool:
+        return self.needs_bytes <= self.has_bytes
+
+    def text(self) -> str:
+        """'2 nodes: each needs 68.5 GB, head has 106.2 GB: fits'."""
+        nodes = "1 node" if self.nodes == 1 else f"{self.nodes} nodes"
+        return (
+            f"{nodes}: each needs {human_bytes(self.needs_bytes)}, {self.node} has {human_bytes(self.has_bytes)}: "
+            + ("fits" if self.fits else "does not fit")
+        )
+
+
+def layouts(
+    nodes: Sequence[NodeFacts], accelerator: Accelerator, model_bytes: int, *, occupied: bool
+) -> tuple[Layout, ...]:
+    """1, 2, 4, ... nodes up to the first that fits, and at least up to all that there are.
+
+    Beyond the fleet's own nodes the tightest of them stands for the others.
+
+    Args:
+        nodes: of the whole fleet, in its order.
+        occupied: see `utilization`: an earlier generation still holds memory that will be free.
+    """
+    working = WORKING_BYTES if accelerator is Accelerator.NVIDIA else CPU_WORKING_BYTES
+    found: list[Layout] = []
+    count = 1
+    while not found or count <= len(nodes) or not (found[-1].fits or count > MAX_NODES):
+        room, node = min((_room_bytes(facts, accelerator, occupied=occupied), facts.node) for facts in nodes[:count])
+        found.append(Layout(count, int(model_bytes / count + working), int(room), node))
+        count *= 2
+    return tuple(found)
+
+
 def refuse_what_does_not_fit(nodes: Sequence[NodeFacts], share: float, model_bytes: int) -> None:
     """Weights spread evenly over the ranks, and working room beside them, must fit into every node's share.
 
@@ -68,12 +121,9 @@ def refuse_what_does_not_fit(nodes: Sequence[NodeFacts], share: float, model_byt
     needs = model_bytes / len(nodes) + WORKING_BYTES
     if needs <= has:
         return
-    room = max(CEILING * tightest.memory_total_bytes - WORKING_BYTES, 1.0)
-    ranks = 1
-    while model_bytes / ranks > room:
-        ranks *= 2
-    if ranks > len(nodes):
-        remedy = f"spread it over more nodes: `parallel: {{tensor: {ranks}}}` is the smallest that fits such nodes"
+    smallest = layouts(nodes, Accelerator.NVIDIA, model_bytes, occupied=True)[-1]
+    if smallest.nodes > len(nodes):
+        remedy = f"spread it over more nodes: `parallel: {{tensor: {smallest.nodes}}}` is the smallest that fits"
     else:
         remedy = "free memory there: `docker ps`, `ps -eo rss,args --sort=-rss | head`"
     raise ClusterError(
@@ -84,3 +134,10 @@ def refuse_what_does_not_fit(nodes: Sequence[NodeFacts], share: float, model_byt
         f"{human_bytes(tightest.memory_total_bytes)}, {human_bytes(tightest.memory_available_bytes)} available now",
         remedy=remedy,
     )
+
+
+def _room_bytes(facts: NodeFacts, accelerator: Accelerator, *, occupied: bool) -> float:
+    if accelerator is Accelerator.NONE:
+        return facts.memory_total_bytes * CEILING if occupied else facts.memory_available_bytes
+    ceiling = CEILING * facts.memory_total_bytes
+    return ceiling if occupied else min(ceiling, facts.memory_available_bytes - RESERVE_BYTES)
