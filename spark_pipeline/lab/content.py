@@ -11,6 +11,7 @@ from spark_pipeline.lab.hub_store import move_branch, publish, read_refs
 from spark_pipeline.lab.images import ImageTag, engine_image
 from spark_pipeline.lab.lab import Lab
 from spark_pipeline.lab.progress import Say
+from spark_pipeline.lab.replay_model import NO_ARCHITECTURES, QWEN35_122B, no_architectures_files, qwen35_122b_files
 from spark_pipeline.lab.tiny_models import TINY, TINY_QWEN35, tiny_files, tiny_qwen35_files
 
 MODELS: dict[str, Callable[[int], dict[str, bytes]]] = {TINY: tiny_files, TINY_QWEN35: tiny_qwen35_files}
@@ -35,6 +36,16 @@ def prepare_hub(root: Path, progress: Say) -> tuple[Published, ...]:
             progress(f"hub: {repo} published in {len(commits)} revisions, main is {commits[0][:12]}")
         found.append(Published(repo, commits))
     return tuple(found)
+
+
+def publish_replay(root: Path) -> tuple[Published, ...]:
+    """Publish what the replay asks about: a model of real size without its weights, one that names no architecture.
+
+    On demand only. Takes a second the first time, half of it the second; branch main points to the one revision.
+    """
+    big = publish(root, QWEN35_122B, qwen35_122b_files())
+    unnamed = publish(root, NO_ARCHITECTURES, no_architectures_files())
+    return Published(QWEN35_122B, (big,)), Published(NO_ARCHITECTURES, (unnamed,))
 
 
 def move_to_next(root: Path, repo: str) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
@@ -53,18 +53,6 @@ def write_faults(root: Path, faults: Sequence[Fault]) -> None:
     unfinished = root / f".{FAULTS_FILE}"
     unfinished.write_text(_FaultsFile(faults=list(faults)).model_dump_json(indent=2, exclude_defaults=True) + "\n")
     unfinished.replace(root / FAULTS_FILE)
-
-
-def spoil(content: bytes, faults: Mapping[str, Fault]) -> bytes:
-    """The bytes of a file as these faults let them out: another size, or one byte flipped."""
-    if "wrong_size" in faults:
-        size_bytes = max(0, len(content) + faults["wrong_size"].size_delta)
-        content = content[:size_bytes].ljust(size_bytes, b"\0")
-    if "flip" in faults and content:
-        wanted = faults["flip"].offset
-        offset = len(content) // 2 if wanted is None else min(wanted, len(content) - 1)
-        content = content[:offset] + bytes([content[offset] ^ 0xFF]) + content[offset + 1 :]
-    return content
 
 
 class FaultDesk:

@@ -15,13 +15,15 @@ import json
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from spark_pipeline.lab.hub_api import describe_file, describe_model, describe_refs, describe_tree
-from spark_pipeline.lab.hub_faults import Fault, FaultDesk, spoil
+from spark_pipeline.lab.hub_body import whole
+from spark_pipeline.lab.hub_faults import Fault, FaultDesk
 from spark_pipeline.lab.hub_store import Revision, read_refs, resolve, revisions
 
 ACCESS_LOG = "access.jsonl"
@@ -157,19 +159,21 @@ class _Handler(BaseHTTPRequestHandler):
         if file.is_lfs:
             headers |= {"X-Linked-Etag": f'"{file.etag}"', "X-Linked-Size": str(file.size_bytes)}
         if not is_get:
-            self._respond(200, {**headers, "Content-Length": str(file.size_bytes)}, b"")
+            self._respond(200, {**headers, "Content-Length": str(file.size_bytes)})
             return
-        content = spoil(file.location.read_bytes(), faults)
-        wanted = None if "ignore_range" in faults else parse_range(self.headers.get("Range"), len(content))
+        body = whole(file.location, file.size_bytes, faults)
+        wanted = None if "ignore_range" in faults else parse_range(self.headers.get("Range"), body.size_bytes)
         if wanted is not None:
-            headers["Content-Range"] = f"bytes {wanted.start}-{wanted.stop - 1}/{len(content)}"
-            content = content[wanted.start : wanted.stop]
-        headers["Content-Length"] = str(len(content))
-        if "cut" in faults and faults["cut"].after_bytes < len(content):
-            content = content[: faults["cut"].after_bytes]
+            headers["Content-Range"] = f"bytes {wanted.start}-{wanted.stop - 1}/{body.size_bytes}"
+            body = replace(body, part=wanted)
+        headers["Content-Length"] = str(len(body.part))
+        if "cut" in faults and faults["cut"].after_bytes < len(body.part):
+            body = replace(body, part=body.part[: faults["cut"].after_bytes])
             self.close_connection = True
         rate = faults["slow"].bytes_per_s if "slow" in faults else None
-        self._respond(200 if wanted is None else 206, headers, content, bytes_per_s=rate)
+        # A slow connection trickles ten times a second: a client's watchdog sees progress, only little of it.
+        blocks = body.blocks(_BLOCK_BYTES if rate is None else max(1, rate // 10))
+        self._respond(200 if wanted is None else 206, headers, blocks, len(body.part), bytes_per_s=rate)
 
     def _refuse_unless_allowed(self, gate: Fault, repo: str) -> None:
         sent = self.headers.get("Authorization", "")
@@ -181,24 +185,30 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_json(self, answer: object, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         body = json.dumps(answer).encode()
         common = {"Content-Type": "application/json", "Content-Length": str(len(body))}
-        self._respond(status, {**common, **(headers or {})}, b"" if self.command == "HEAD" else body)
+        blocks = () if self.command == "HEAD" else (body,)
+        self._respond(status, {**common, **(headers or {})}, blocks, sum(map(len, blocks)))
 
-    def _respond(self, status: int, headers: Mapping[str, str], body: bytes, *, bytes_per_s: int | None = None) -> None:
+    def _respond(
+        self,
+        status: int,
+        headers: Mapping[str, str],
+        blocks: Iterable[bytes] = (),
+        total_bytes: int = 0,
+        *,
+        bytes_per_s: int | None = None,
+    ) -> None:
         self._status = status
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
         # The access log gets its line before the last bytes go out: who has the whole answer finds its line there.
-        if not body:
+        if not total_bytes:
             self._record()
         self.end_headers()
-        # A slow connection trickles ten times a second: a client's watchdog sees progress, only little of it.
-        block_bytes = _BLOCK_BYTES if bytes_per_s is None else max(1, bytes_per_s // 10)
-        for offset in range(0, len(body), block_bytes):
-            block = body[offset : offset + block_bytes]
+        for block in blocks:
             if bytes_per_s is not None:
                 time.sleep(len(block) / bytes_per_s)
-            if offset + block_bytes >= len(body):
+            if self._sent_bytes + len(block) == total_bytes:
                 self._record(about_to_send_bytes=len(block))
             self.wfile.write(block)
             self._sent_bytes += len(block)

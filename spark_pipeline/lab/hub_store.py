@@ -2,6 +2,11 @@
 
     ROOT/<owner>/<name>/<40-hex commit>/<path>    one directory for each revision, never changed once written
     ROOT/<owner>/<name>/refs.json                 {"main": "<40-hex commit>"}: moving a branch is rewriting this file
+    ROOT/<owner>/<name>/<commit>.digests.json     made-up digests of files that are mostly a hole, where there are any
+
+A file with a hole has its first bytes and its size, and zeros for the rest that nobody has written: enough to ask a
+repository of 120 GB everything that is asked before a download. Reading such a file whole to hash it would take
+minutes, so its digests are made up, and a download of it never verifies: it is for asking only.
 
 Nothing is kept in memory but digests of files, so a server that runs sees each change with the next request.
 """
@@ -25,6 +30,14 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 # The real hub keeps weights in Git LFS: for these it tells a sha256, for every other file only the git blob's sha1.
 _LFS_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt")
+
+
+@dataclass(frozen=True)
+class Holed:
+    """A file to publish whose first bytes are real; up to `size_bytes` nothing is written (a sparse file)."""
+
+    start: bytes
+    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -58,21 +71,23 @@ class Revision:
     def files(self) -> list[StoredFile]:
         """Every file, sorted by path; digests come from a cache keyed by size and time of change."""
         found = []
+        made_up = _made_up_digests(self.directory)
         for location in sorted(path for path in self.directory.rglob("*") if path.is_file()):
             status = location.stat()
-            git_sha1, sha256 = _digests(location, status.st_size, status.st_mtime_ns)
             name = location.relative_to(self.directory).as_posix()
+            given = made_up.get(name)
+            git_sha1, sha256 = given or _digests(location, status.st_size, status.st_mtime_ns)
             found.append(StoredFile(name, location, status.st_size, git_sha1, sha256))
         return found
 
 
-def commit_of(files: Mapping[str, bytes]) -> str:
+def commit_of(files: Mapping[str, bytes | Holed]) -> str:
     """40-hex identity of a set of files: the same contents give the same commit on every machine."""
-    listing = "".join(f"{path}\0{hashlib.sha256(files[path]).hexdigest()}\n" for path in sorted(files))
+    listing = "".join(f"{path}\0{_sha256(files[path])}\n" for path in sorted(files))
     return hashlib.sha1(listing.encode(), usedforsecurity=False).hexdigest()
 
 
-def publish(root: Path, repo: str, files: Mapping[str, bytes], branch: str | None = "main") -> str:
+def publish(root: Path, repo: str, files: Mapping[str, bytes | Holed], branch: str | None = "main") -> str:
     """Write a revision and let `branch` point to it; returns the commit.
 
     A revision that is there already is not written again. With `branch=None` no branch moves.
@@ -91,7 +106,8 @@ def publish(root: Path, repo: str, files: Mapping[str, bytes], branch: str | Non
         try:
             for path, content in files.items():
                 (unfinished / path).parent.mkdir(parents=True, exist_ok=True)
-                (unfinished / path).write_bytes(content)
+                _write(unfinished / path, content)
+            _note_made_up_digests(target, files)
             unfinished.chmod(0o755)
             unfinished.rename(target)
         finally:
@@ -139,6 +155,40 @@ def resolve(root: Path, repo: str, revision: str) -> Revision | None:
     commit = read_refs(root, repo).get(revision, revision)
     directory = root / repo / commit
     return Revision(repo, commit, directory) if _COMMIT.fullmatch(commit) and directory.is_dir() else None
+
+
+def _write(location: Path, content: bytes | Holed) -> None:
+    with location.open("wb") as stream:
+        stream.write(content.start if isinstance(content, Holed) else content)
+        if isinstance(content, Holed):
+            stream.truncate(content.size_bytes)
+
+
+def _sha256(content: bytes | Holed) -> str:
+    """The digest of a file; for one with a hole a made-up one that changes with what the file begins with."""
+    if isinstance(content, Holed):
+        return hashlib.sha256(b"holed %d\0" % content.size_bytes + content.start).hexdigest()
+    return hashlib.sha256(content).hexdigest()
+
+
+def _digests_note(revision: Path) -> Path:
+    """Beside the revision's directory: inside, it would be one of its files."""
+    return revision.with_name(f"{revision.name}.digests.json")
+
+
+def _note_made_up_digests(revision: Path, files: Mapping[str, bytes | Holed]) -> None:
+    made_up = {path: _sha256(content) for path, content in files.items() if isinstance(content, Holed)}
+    if made_up:
+        _digests_note(revision).write_text(json.dumps(made_up, indent=2, sort_keys=True) + "\n")
+
+
+def _made_up_digests(revision: Path) -> dict[str, tuple[str, str]]:
+    """Path -> git blob sha1 and sha256, for the files of a revision that cannot be hashed."""
+    try:
+        noted: dict[str, str] = json.loads(_digests_note(revision).read_text())
+    except FileNotFoundError:
+        return {}
+    return {path: (sha256[:40], sha256) for path, sha256 in noted.items()}
 
 
 @lru_cache(maxsize=4096)

@@ -19,7 +19,7 @@ from huggingface_hub.hf_api import RepoFile
 from spark_pipeline.errors import LabError
 from spark_pipeline.lab.hub_faults import Fault, write_faults
 from spark_pipeline.lab.hub_server import ACCESS_LOG, HubServer
-from spark_pipeline.lab.hub_store import commit_of, move_branch, publish, revisions
+from spark_pipeline.lab.hub_store import Holed, commit_of, move_branch, publish, revisions
 
 REPO = "lab/demo"
 WEIGHTS = bytes(range(256)) * 8
@@ -147,6 +147,22 @@ def test_a_file_comes_in_parts(hub: HubServer) -> None:
     assert fetch(hub, path, Range="bytes=-8")[2] == WEIGHTS[-8:]
     write_faults(hub.root, [Fault(kind="ignore_range")])
     assert fetch(hub, path, Range="bytes=2000-")[::2] == (200, WEIGHTS)
+
+
+def test_a_file_that_is_mostly_a_hole_is_told_and_read_in_parts_at_once(api: HfApi, hub: HubServer) -> None:
+    huge_bytes = 3_000_000_000_000
+    files = {"config.json": b"{}", "huge.bin": Holed(b"start", huge_bytes)}
+    commit = publish(hub.root, "lab/huge", files)
+    assert commit == commit_of(files) != commit_of({**files, "huge.bin": Holed(b"other", huge_bytes)})
+
+    siblings = api.model_info("lab/huge", files_metadata=True).siblings
+    assert siblings is not None
+    assert [(file.rfilename, file.size) for file in siblings] == [("config.json", 2), ("huge.bin", huge_bytes)]
+    path = "lab/huge/resolve/main/huge.bin"
+    assert fetch(hub, path, Range="bytes=0-6")[2] == b"start\0\0"
+    assert fetch(hub, path, Range="bytes=-3")[2] == bytes(3)
+    write_faults(hub.root, [Fault(kind="flip", offset=huge_bytes - 1)])
+    assert fetch(hub, path, Range="bytes=-2")[2] == b"\0\xff"
 
 
 def test_a_download_cut_in_the_middle_is_tried_again(api: HfApi, hub: HubServer, tmp_path: Path) -> None:
