@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from pydantic import Field
+
 from spark_pipeline.image.answer import Part
 
 # `localhost/`: should a node ever lack it, no public registry is asked for a name that anybody could register there.
@@ -77,7 +79,7 @@ class Augmentation(Part):
     wheels: tuple[Wheel, ...] = ()
     installer: Wheel | None = None
     donor: Side | None = None
-    entries: dict[str, str] = {}
+    entries: dict[str, str] = Field(default_factory=dict)
 
     @property
     def key(self) -> str:
