@@ -7,12 +7,12 @@ import time
 from spark_pipeline.errors import HubError
 from spark_pipeline.fleet.progress import Meter
 from spark_pipeline.fleet.session import Session
+from spark_pipeline.weights.hub import GATED_REMEDY, Hub
 from spark_pipeline.weights.manifest import Manifest
 from spark_pipeline.weights.node.messages import Source
 from spark_pipeline.weights.node_program import call, request
 from spark_pipeline.weights.plan import NodePlan
 from spark_pipeline.weights.result import NodeResult, Proof
-from spark_pipeline.weights.revision import GATED_REMEDY, Hub
 
 
 def download(session: Session, manifest: Manifest, planned: NodePlan) -> Proof:

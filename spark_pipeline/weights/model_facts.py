@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from spark_pipeline.errors import StateError
+from spark_pipeline.fleet.progress import Progress, human_bytes
+from spark_pipeline.spec import store
 from spark_pipeline.spec.base import Record
+from spark_pipeline.spec.project import Project
+from spark_pipeline.weights.headers import Tensor, read_headers
+from spark_pipeline.weights.hub import Hub
+from spark_pipeline.weights.manifest import Manifest
+from spark_pipeline.weights.model_config import ModelConfig, extra_head_layers, is_extra_head
+from spark_pipeline.weights.model_files import WeightFiles, read_config, weight_files
 
 
 class DtypeShare(BaseModel):
@@ -29,11 +40,16 @@ class ModelFacts(Record):
         transformers_version: that the checkpoint was written with; '' where it does not say.
         quantization: method and format, such as 'fp8 e4m3'; '' for an unquantised model.
         dtypes: largest share first; empty where the weights are not safetensors.
-        size_bytes: of all tensors that a server loads; sized by bytes, never by parameters.
+        size_bytes: of all tensors in the files that a server reads; sized by bytes, never by parameters.
         size_evidence: 'headers', or 'file sizes' where there are no safetensors.
         layers, kv_heads, head_dim, context_tokens: None where config.json does not say.
-        extra_head_layers: layers for speculative decoding (MTP); `extra_head_bytes`: of their tensors.
+        extra_head_layers: layers for speculative decoding (MTP); `extra_head_bytes`: of their tensors, a part of
+            `size_bytes` that is loaded only when speculative decoding is asked for.
         has_remote_code: config.json's auto_map names classes of the repository's own.
+        attention_layers: those whose KV cache grows with every token: `layers` without the linear ones, Mamba's and
+            those with a sliding window. None where the layers' caches differ in a way that is not understood.
+        latent_dim: with latent attention (MLA, as DeepSeek has it) the elements that a layer keeps for each token,
+            for all heads together and on every rank; None for other models.
     """
 
     repo: str
@@ -52,3 +68,87 @@ class ModelFacts(Record):
     extra_head_layers: int
     extra_head_bytes: int
     has_remote_code: bool
+    attention_layers: int | None = None
+    latent_dim: int | None = None
+
+
+def model_facts(hub: Hub, manifest: Manifest, project: Project, progress: Progress) -> ModelFacts:
+    """What the model of `manifest` is. The first call reads config.json and headers, no weights; a second call on the
+    same commit asks nothing, whatever hub it names: a commit is the same everywhere.
+
+    Raises:
+        HubError: the hub refuses (gated: what to do), or cannot be reached.
+        WeightsError: config.json, index or a header is missing or cannot be used.
+    """
+    path = facts_path(project, manifest.repo, manifest.commit)
+    if known := _known(path):
+        return known
+    config = read_config(hub, manifest)
+    files = weight_files(hub, manifest)
+    tensors: list[Tensor] = []
+    if files.are_safetensors:
+        what = "headers of its files" if len(files.files) > 1 else "header of its file"
+        progress(f"{manifest.repo}: reading the {what} of weights ({len(files.files)})")
+        tensors = read_headers(hub, manifest, files.files)
+    facts = assemble(manifest, config, files, tensors)
+    store.write(path, facts)
+    progress(f"{manifest.repo}: {human_bytes(facts.size_bytes)} of weights, by {facts.size_evidence}")
+    return facts
+
+
+def facts_path(project: Project, repo: str, commit: str) -> Path:
+    return project.root / "data" / "state" / "models" / repo / f"{commit}.json"
+
+
+def assemble(manifest: Manifest, config: ModelConfig, files: WeightFiles, tensors: Iterable[Tensor]) -> ModelFacts:
+    """Pure: everything that was read, in one record."""
+    tensors = tuple(tensors)
+    shares = _shares(tensors)
+    extra = [tensor for tensor in tensors if is_extra_head(tensor.name, config.layers)]
+    return ModelFacts(
+        repo=manifest.repo,
+        commit=manifest.commit,
+        architectures=config.architectures,
+        model_type=config.model_type,
+        transformers_version=config.transformers_version,
+        quantization=config.quantization,
+        dtypes=shares,
+        size_bytes=sum(share.size_bytes for share in shares) if files.are_safetensors else files.size_bytes,
+        size_evidence="headers" if files.are_safetensors else "file sizes",
+        layers=config.layers,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        context_tokens=config.context_tokens,
+        # A checkpoint may declare layers that were dropped when it was quantised: what is there counts.
+        extra_head_layers=extra_head_layers(one.name for one in extra)
+        if files.are_safetensors
+        else config.extra_head_layers,
+        extra_head_bytes=sum(tensor.size_bytes for tensor in extra),
+        has_remote_code=config.has_remote_code,
+        attention_layers=config.attention_layers,
+        latent_dim=config.latent_dim,
+    )
+
+
+def _shares(tensors: Iterable[Tensor]) -> tuple[DtypeShare, ...]:
+    by_dtype: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+    shares = [
+        DtypeShare(
+            dtype=dtype,
+            tensors=len(those),
+            parameters=sum(tensor.elements for tensor in those),
+            size_bytes=sum(tensor.size_bytes for tensor in those),
+        )
+        for dtype, those in by_dtype.items()
+    ]
+    return tuple(sorted(shares, key=lambda share: (-share.size_bytes, share.dtype)))
+
+
+def _known(path: Path) -> ModelFacts | None:
+    """What an earlier call wrote; another schema is as good as nothing, since the hub still knows it all."""
+    try:
+        return store.read(path, ModelFacts)
+    except StateError:
+        return None

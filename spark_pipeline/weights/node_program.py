@@ -15,9 +15,9 @@ from typing import Any
 from spark_pipeline.errors import CommandFailedError, HubError, SparkPipelineError, VerificationError, WeightsError
 from spark_pipeline.fleet.host import Host
 from spark_pipeline.fleet.progress import Progress
+from spark_pipeline.weights.hub import GATED_REMEDY
 from spark_pipeline.weights.manifest import Manifest
 from spark_pipeline.weights.node.messages import Report, Request
-from spark_pipeline.weights.revision import GATED_REMEDY
 
 INSPECT_SECONDS = 120.0
 # 120 GB over a slow line take a day. Silence is what ends a call: the program gives a sign of life every second.

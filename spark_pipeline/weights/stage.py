@@ -13,14 +13,16 @@ from spark_pipeline.spec import store
 from spark_pipeline.spec.fleet import Fleet
 from spark_pipeline.weights import node_program
 from spark_pipeline.weights.download import download
-from spark_pipeline.weights.manifest import Manifest, keep_manifest
+from spark_pipeline.weights.hub import Hub
+from spark_pipeline.weights.manifest import Manifest
 from spark_pipeline.weights.node.messages import Report
 from spark_pipeline.weights.plan import WeightsPlan
 from spark_pipeline.weights.plan import plan as decide
 from spark_pipeline.weights.record import WeightsRecord, record_path
 from spark_pipeline.weights.replicate import replicate, rsync_command, streams
+from spark_pipeline.weights.resolution import resolve_for_run
 from spark_pipeline.weights.result import NodeResult, Proof, WeightsResult
-from spark_pipeline.weights.revision import Hub, resolve
+from spark_pipeline.weights.revision import resolve
 from spark_pipeline.weights.verify import observe, prove, seal
 
 STAGE = "model_weights"
@@ -41,7 +43,7 @@ def ensure(session: Session, *, revision: str | None = None, rehash: bool = Fals
     """Have the model's files on every node of the deployment, each proven there by its digest.
 
     Args:
-        revision: the exact commit to have; default: what the declaration's branch means now.
+        revision: the exact commit to have; default: what the declaration's branch means to this run.
         rehash: read every file again, whatever was proven before.
 
     Raises:
@@ -51,8 +53,7 @@ def ensure(session: Session, *, revision: str | None = None, rehash: bool = Fals
         MachineError: and its children, from the nodes.
     """
     model = session.deployment.model
-    manifest = resolve(model, revision or model.revision, session.state_dir)
-    keep_manifest(session.state_dir, manifest)
+    manifest = resolve_for_run(session, revision)
     reports = observe(session, manifest, rehash=rehash)
     planned = decide(manifest, _directory(session, manifest), reports)
     found = printable(session.fleet, planned)

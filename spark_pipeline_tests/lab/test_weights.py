@@ -79,7 +79,9 @@ class Bench:
         write_faults(self.hub.root, faults)
 
     def ensure(self, **more: Any) -> WeightsResult:
-        with open_session(self.project, "model", progress=self.said.append, run_id="run-1") as session:
+        """As a run of its own: within one run a branch means the same commit all along."""
+        run_id = uuid.uuid4().hex
+        with open_session(self.project, "model", progress=self.said.append, run_id=run_id) as session:
             return stage.ensure(session, **more)
 
     def log(self) -> list[dict[str, Any]]:

@@ -18,11 +18,12 @@ from spark_pipeline.fleet.host import Completed, Words
 from spark_pipeline.lab.hub_faults import Fault, write_faults
 from spark_pipeline.lab.hub_server import ACCESS_LOG, HubServer
 from spark_pipeline.lab.hub_store import publish
+from spark_pipeline.weights.hub import Hub
 from spark_pipeline.weights.manifest import Manifest, ManifestFile
 from spark_pipeline.weights.node.main import run
 from spark_pipeline.weights.node.messages import Report, Source
 from spark_pipeline.weights.node_program import call, request
-from spark_pipeline.weights.revision import Hub, ask
+from spark_pipeline.weights.revision import ask
 
 REPO = "lab/weights"
 

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from spark_pipeline.errors import HubError, RevisionNotFoundError, WeightsError
 from spark_pipeline.lab.hub_store import publish
 from spark_pipeline.spec.deployment import Model
+from spark_pipeline.weights.hub import Hub
 from spark_pipeline.weights.manifest import ManifestFile, keep_manifest, manifest_path, read_manifest
-from spark_pipeline.weights.revision import Hub, ask, resolve
+from spark_pipeline.weights.revision import ask, resolve
 
 FILES = {"config.json": b"{}", "model.bin": b"weights"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from spark_pipeline.errors import HubError, RevisionNotFoundError, StateError
 from spark_pipeline.fleet.session import Session, open_session
 from spark_pipeline.lab.hub_faults import Fault
 from spark_pipeline.spec.project import Project
-from spark_pipeline.weights import revision, stage
+from spark_pipeline.weights import hub as hub_module
+from spark_pipeline.weights import stage
 from spark_pipeline.weights.record import read_record
 
 FILES = {"config.json": b"{}", "model-1.bin": os.urandom(30_000), "model-2.bin": os.urandom(20_000)}
@@ -61,7 +63,7 @@ def test_a_repeat_asks_the_hub_once_fetches_nothing_reads_nothing_and_says_so(se
     first = stage.ensure(session)
     hub.forget()
 
-    again = stage.ensure(session)
+    again = stage.ensure(replace(session, run_id="run-2"))
 
     assert not again.changed
     assert again.record == first.record
@@ -87,7 +89,7 @@ def test_the_exact_commit_wins_over_the_declared_branch_and_needs_no_hub_once_kn
     hub.publish({**FILES, "config.json": b'{"new": 1}'})
 
     kept = stage.ensure(session, revision=old)
-    moved = stage.ensure(session)
+    moved = stage.ensure(replace(session, run_id="run-2"))
 
     assert (kept.changed, kept.record.commit) == (False, old)
     assert moved.changed
@@ -149,7 +151,7 @@ def test_a_download_that_failed_is_finished_by_the_next_run_with_the_missing_fil
 
 def test_a_refused_file_says_that_the_token_was_not_sent(session, hub, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_very_secret")
-    monkeypatch.setattr(revision, "_may_have_a_token", lambda _: False)  # as for a hub on another machine, by http
+    monkeypatch.setattr(hub_module, "_may_have_a_token", lambda _: False)  # as for a hub on another machine, by http
     hub.fault(Fault(kind="gated", token="hf_very_secret"))
 
     with pytest.raises(HubError) as caught:
