@@ -103,7 +103,7 @@ def facts(name: str, directory: Path | None, as_json: bool) -> None:
     "directory",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Plan from recordings in this folder and contact nothing: NODE.txt of `fleet facts --record`, manifest.json, "
-    "image.json, engine.json (see spark_pipeline/plans.py).",
+    "model.json, image_N.json and probe_N.json for candidate N (see spark_pipeline/plans.py).",
 )
 @as_json
 def plan(deployment: str, directory: Path | None, as_json: bool) -> None:
@@ -118,6 +118,23 @@ def plan(deployment: str, directory: Path | None, as_json: bool) -> None:
         with open_session(project, deployment, progress=_say, run_id=_run_id()) as session:
             plans = observed_plans(session)
     click.echo(text.as_json(plans) if as_json else text.of_plans(deployment, plans))
+
+
+@main.command()
+@click.argument("image")
+@click.option("--model", metavar="REPO[@REV]", help="Also: can it serve this model, how is that known, and why not.")
+@click.option("--fleet", help="Whose head to ask; default: the fleets that name the image, else all of them.")
+@as_json
+def probe(image: str, model: str | None, fleet: str | None, as_json: bool) -> None:
+    """What an image has inside, asked in one container without GPU and network that goes at once.
+
+    An image is asked once: what it answered is kept under data/state/images.
+    """
+    from spark_pipeline.compatibility.probe import model_of, probe_image
+
+    project = Project.load()
+    found = probe_image(project, image, model_of(project, model) if model else None, fleet, _say)
+    click.echo(text.as_json(found) if as_json else text.of_probe(found))
 
 
 @main.command()

@@ -11,7 +11,10 @@ from spark_pipeline.cluster import stage as cluster
 from spark_pipeline.cluster.plan import Running
 from spark_pipeline.cluster.plan import plan as plan_cluster
 from spark_pipeline.cluster.target import build_target
-from spark_pipeline.errors import StateError
+from spark_pipeline.compatibility import stage as compatibility
+from spark_pipeline.compatibility.judge import Asked, judged
+from spark_pipeline.compatibility.stage import wanted_of
+from spark_pipeline.errors import CompatibilityError, StateError
 from spark_pipeline.fleet import facts as node_facts
 from spark_pipeline.fleet.connection import FleetConnection
 from spark_pipeline.fleet.docker import ImageFacts, parse_image
@@ -20,17 +23,23 @@ from spark_pipeline.fleet.facts import NodeFacts
 from spark_pipeline.fleet.plan import StagePlan
 from spark_pipeline.fleet.session import Session
 from spark_pipeline.image import stage as image
-from spark_pipeline.image.choose import Candidate, Machine, choose
-from spark_pipeline.image.plan import Holding, ImagePlan, names_of, own_tag
+from spark_pipeline.image.answer import ProbeResult
+from spark_pipeline.image.candidates import Candidate
+from spark_pipeline.image.choice import ImageChoice
+from spark_pipeline.image.plan import Holding, ImagePlan, names_of
 from spark_pipeline.image.plan import describe as describe_image
-from spark_pipeline.image.record import EngineFacts, ImageRecord
+from spark_pipeline.image.record import EngineFacts
+from spark_pipeline.image.reference import Reference
+from spark_pipeline.image.strategy import Judged
 from spark_pipeline.image.transfer import transfer
+from spark_pipeline.image.verdict import Wanted
 from spark_pipeline.serving import stage as serving
 from spark_pipeline.spec import store
 from spark_pipeline.spec.base import Record
 from spark_pipeline.spec.project import Project
 from spark_pipeline.weights import stage as weights
 from spark_pipeline.weights.manifest import Manifest
+from spark_pipeline.weights.model_facts import ModelFacts
 from spark_pipeline.weights.node.messages import AbsentFile, Report
 from spark_pipeline.weights.plan import plan as plan_weights
 from spark_pipeline.weights.record import WeightsRecord
@@ -40,7 +49,8 @@ R = TypeVar("R", bound=Record)
 
 def observed_plans(session: Session) -> tuple[StagePlan, ...]:
     """What `ensure` of every stage would do now; later stages are planned from what earlier ones wrote down last."""
-    first = (weights.plan(session), image.plan(session))
+    compatible = compatibility.plan(session)
+    first = (compatible.plan, weights.plan(session), _image_plan(session, compatible.choice))
     try:
         planned = cluster.plan(session)
     except StateError as error:
@@ -50,14 +60,17 @@ def observed_plans(session: Session) -> tuple[StagePlan, ...]:
 
 
 def recorded_plans(project: Project, deployment: str, directory: Path) -> tuple[StagePlan, ...]:
-    """The plans for machines as they were recorded, holding no weights, with the image on the head alone.
+    """The plans for machines as they were recorded, holding no weights, with the images on the head alone.
 
     Args:
-        directory: <node>.txt (`fleet facts --record`), manifest.json (as under data/state/<deployment>), image.json
-            (`docker image inspect --format '{{json .}}' IMAGE` on the head), engine.json (as under data/state/images).
+        directory: <node>.txt (`fleet facts --record`); manifest.json (as under data/state/<deployment>); model.json (as
+            under data/state/models); for the n-th candidate, counted from 0, image_<n>.json (`docker image inspect
+            --format '{{json .}}' IMAGE` on the head) and probe_<n>.json (as under data/state/images). A candidate
+            without the two is not on the head.
 
     Raises:
         StateError: a recording is missing.
+        CompatibilityError: no candidate can serve the model.
     """
     declared = project.deployment(deployment)
     fleet = project.fleet(declared.fleet)
@@ -67,15 +80,45 @@ def recorded_plans(project: Project, deployment: str, directory: Path) -> tuple[
             node.name: node_facts.parse(node.name, _text(directory / f"{node.name}.txt")) for node in session.nodes
         }
         manifest = _record(directory / "manifest.json", Manifest)
-        on_head = parse_image(declared.image.candidates[0], _text(directory / "image.json"))
-        engine = _record(directory / "engine.json", EngineFacts)
+        model = _record(directory / "model.json", ModelFacts)
+        wanted = wanted_of(model)
+        asked = [_recorded_candidate(directory, n, name, wanted) for n, name in enumerate(declared.image.candidates)]
+        compatible = compatibility.decide(session, model, tuple(facts.values()), asked, occupied=False)
+        if compatible.choice is None:
+            raise CompatibilityError(compatible.report.problem, observed="\n".join(compatible.plan.reasons))
+        on_head, answer = next(
+            (item.candidate.on_head, item.judged.answer)
+            for item in asked
+            if item.declared == compatible.choice.declared
+        )
+        assert on_head is not None
+        assert answer is not None
         weights_plan, weights_record = _weights(session, facts, manifest)
-        image_plan, image_record = _image(session, facts, on_head, engine)
-        target = build_target(declared, fleet, session.nodes, weights_record, image_record)
+        image_plan = _recorded_image_plan(session, compatible.choice, on_head, answer.engine)
+        record = image.image_record(session, compatible.choice, on_head, answer.engine)
+        target = build_target(declared, fleet, session.nodes, weights_record, record)
         nothing = Running(())
         planned = plan_cluster(target, facts, nothing, joined=None, others=(), last_number=0, run_id=session.run_id)
         later = (serving.describe(planned.generation), benchmark.describe(project, declared, planned.generation))
-    return weights_plan, image_plan, planned.describe(), *later
+    return compatible.plan, weights_plan, image_plan, planned.describe(), *later
+
+
+def _image_plan(session: Session, choice: ImageChoice | None) -> StagePlan:
+    if choice is None:
+        return StagePlan("vllm_image", True, ("cannot be planned yet: no image is decided on",))
+    return image.plan(session, choice)
+
+
+def _recorded_candidate(directory: Path, number: int, declared: str, wanted: Wanted) -> Asked:
+    path = directory / f"image_{number}.json"
+    if not path.exists():
+        return Asked(
+            Candidate(declared, None, None), Judged(declared, waits="not on the head, and no registry was asked")
+        )
+    on_head = parse_image(declared, _text(path))
+    result = _record(directory / f"probe_{number}.json", ProbeResult)
+    digest = Reference.parse(declared).digest_among(on_head.repo_digests)
+    return Asked(Candidate(declared, digest, on_head), judged(declared, result, wanted))
 
 
 def _weights(session: Session, facts: dict[str, NodeFacts], manifest: Manifest) -> tuple[StagePlan, WeightsRecord]:
@@ -99,27 +142,14 @@ def _weights(session: Session, facts: dict[str, NodeFacts], manifest: Manifest) 
     return weights.printable(session.fleet, plan_weights(manifest, directory, reports)), record
 
 
-def _image(
-    session: Session, facts: dict[str, NodeFacts], on_head: ImageFacts, engine: EngineFacts
-) -> tuple[StagePlan, ImageRecord]:
-    machines = [Machine(name, node.architecture) for name, node in facts.items()]
-    choice = choose([Candidate(on_head.reference, on_head)], machines)
+def _recorded_image_plan(session: Session, choice: ImageChoice, on_head: ImageFacts, engine: EngineFacts) -> StagePlan:
+    """The head holds the candidate under its declared name, the peers hold nothing."""
     names, head = names_of(choice, on_head), session.fleet.head
     peers = [node for node in session.nodes if node != head]
     holdings = [Holding(head.name, on_head.reference, names[:1])]
     holdings += [Holding(peer.name, None, names, transfer(peer.name, on_head, (), ())) for peer in peers]
     ways = {peer.name: fabric_ssh(session.fleet, peer) for peer in peers}
-    record = ImageRecord(
-        reference=own_tag(on_head.fingerprint),
-        declared=choice.declared,
-        digest=choice.digest,
-        fingerprint=on_head.fingerprint,
-        size_bytes=on_head.size_bytes,
-        engine=engine,
-        run_id=session.run_id,
-        verified_at=datetime.now(UTC),
-    )
-    return describe_image(ImagePlan(choice, tuple(holdings), engine), head.name, ways), record
+    return describe_image(ImagePlan(choice, on_head, tuple(holdings), engine), head.name, ways)
 
 
 def _text(path: Path) -> str:

@@ -13,6 +13,7 @@ from spark_pipeline.fleet.progress import human_bytes
 
 if TYPE_CHECKING:  # these bring paramiko and pandas along
     from spark_pipeline.benchmark.result import BenchmarkPoint
+    from spark_pipeline.compatibility.probe import ProbeReport
     from spark_pipeline.fleet.docker import Container
     from spark_pipeline.fleet.facts import NodeFacts
     from spark_pipeline.fleet.known_hosts import PinnedKey
@@ -75,6 +76,30 @@ def _of_plan(deployment: str, plan: StagePlan) -> str:
     state = "changes" if plan.changes else "nothing to do"
     reasons = [f"  - {reason}" for reason in plan.reasons]
     return "\n".join([f"{deployment}/{plan.stage}: {state}", *reasons, *(f"  {item.text()}" for item in plan.commands)])
+
+
+def of_probe(report: ProbeReport) -> str:
+    from spark_pipeline.compatibility import describe  # not before it is needed: `check` answers at once
+
+    image, answer, engine = report.image, report.answer, report.answer.engine
+    verdict, model = image.verdict, report.model
+    registry = answer.registry
+    known = registry.problem or f"{len(registry.architectures)} architectures in its registry"
+    rows = [
+        ("image", f"{image.platform}, {human_bytes(image.size_bytes)}, fingerprint {image.fingerprint[:16]}"),
+        ("digest", image.digest or "in no registry"),
+        ("starts", f"{' '.join((*image.entrypoint, *image.command)) or 'nothing of its own'} (never run by us)"),
+        ("user", f"{image.user or 'root'}, in {image.working_dir or '/'}"),
+        ("inside", ", ".join(f"{name} {version}" for name, version in engine.versions().items())),
+        ("vllm", f"{answer.installed_as} at {answer.directory}, under {answer.python}; {known}"),
+        ("nodes", "knows --nnodes" if engine.supports_nnodes else "does not know --nnodes"),
+        ("requires", "; ".join(answer.requirements) or "not declared"),
+        *((("model", describe.of_model(model)),) if model else ()),
+        *((("verdict", f"{verdict.kind} ({verdict.evidence}): {verdict.why}"),) if verdict else ()),
+        *((("error", verdict.error),) if verdict and verdict.error else ()),
+    ]
+    head = f"{image.declared} on {report.node} of fleet {report.fleet}"
+    return f"{head}\n" + "\n".join(f"  {what:<9}{value}" for what, value in rows)
 
 
 def of_statuses(found: Sequence[DeploymentStatus]) -> str:

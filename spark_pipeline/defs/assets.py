@@ -1,8 +1,8 @@
 """One deployment's journey as software-defined assets, and the page that shows where it led.
 
-    model_weights ─┐
-                   ├─> ray_cluster ─> serving_endpoint ─> benchmark_results ─> benchmark_dashboard
-    vllm_image ────┘
+                           ┌─> model_weights ─┐
+    compatibility_report ──┤                  ├─> ray_cluster ─> serving_endpoint ─> benchmark_results ─> dashboard
+                           └─> vllm_image ────┘
 
 Not partitioned: Dagster plots numbers over time for unpartitioned assets only.
 """
@@ -12,8 +12,9 @@ import dagster as dg
 
 from spark_pipeline.benchmark import stage as benchmark
 from spark_pipeline.cluster import stage as cluster
+from spark_pipeline.compatibility import stage as compatibility
 from spark_pipeline.defs import metadata
-from spark_pipeline.defs.config import BenchmarkConfig, ImageConfig, WeightsConfig
+from spark_pipeline.defs.config import BenchmarkConfig, CompatibilityConfig, ImageConfig, WeightsConfig
 from spark_pipeline.defs.jobs import DASHBOARD_KEY, asset_key
 from spark_pipeline.defs.run import changing_fleet, failure
 from spark_pipeline.errors import SparkPipelineError
@@ -29,9 +30,23 @@ def deployment_assets(project: Project, deployment: Deployment) -> list[dg.Asset
     name, fleet = deployment.name, deployment.fleet
 
     @dg.asset(
+        key=asset_key(name, "compatibility_report"),
+        group_name=name,
+        kinds={"huggingface", "docker"},
+        pool=f"image_{fleet}",
+        description="Which image can serve the model on these machines, and how: asked before anything is paid for.",
+    )
+    def compatibility_report(context: dg.AssetExecutionContext, config: CompatibilityConfig) -> dg.MaterializeResult:
+        with changing_fleet(context, project, name) as session:
+            return metadata.of_compatibility(
+                compatibility.ensure(session, revision=config.revision, digest=config.digest)
+            )
+
+    @dg.asset(
         key=asset_key(name, "model_weights"),
         group_name=name,
         kinds={"huggingface"},
+        deps=[compatibility_report],
         pool=f"weights_{fleet}",
         description=f"Files of {deployment.model.repo} at one commit, verified by sha256 on every node.",
     )
@@ -43,6 +58,7 @@ def deployment_assets(project: Project, deployment: Deployment) -> list[dg.Asset
         key=asset_key(name, "vllm_image"),
         group_name=name,
         kinds={"docker"},
+        deps=[compatibility_report],
         pool=f"image_{fleet}",
         description="The engine's container image, the same on every node by layers and configuration.",
     )
@@ -86,7 +102,7 @@ def deployment_assets(project: Project, deployment: Deployment) -> list[dg.Asset
         with changing_fleet(context, project, name) as session:
             return metadata.of_benchmark(benchmark.ensure(session, force=config.force))
 
-    return [model_weights, vllm_image, ray_cluster, serving_endpoint, benchmark_results]
+    return [compatibility_report, model_weights, vllm_image, ray_cluster, serving_endpoint, benchmark_results]
 
 
 def benchmark_dashboard(project: Project) -> dg.AssetsDefinition:

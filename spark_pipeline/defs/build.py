@@ -13,7 +13,7 @@ from spark_pipeline.spec.project import Project
 
 
 def build(project: Project) -> dg.Definitions:
-    """Five assets and two jobs a deployment, one dashboard, two sensors, and the schedules that were asked for."""
+    """Six assets and two jobs a deployment, one dashboard, two sensors, and the schedules that were asked for."""
     deployments = [project.deployments[name] for name in sorted(project.deployments)]
     deploy = [deploy_job(deployment) for deployment in deployments]
     return dg.Definitions(

@@ -6,6 +6,17 @@ import dagster as dg
 from pydantic import Field
 
 
+class CompatibilityConfig(dg.Config):
+    """For compatibility_report: what model_weights and vllm_image of the same run are told, too."""
+
+    revision: str | None = Field(
+        default=None, description="Branch, tag or commit to judge instead of the declared one, for this run only."
+    )
+    digest: str | None = Field(
+        default=None, description="Manifest digest (sha256:...) that the candidate must have, for this run only."
+    )
+
+
 class WeightsConfig(dg.Config):
     """For model_weights."""
 

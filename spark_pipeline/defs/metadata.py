@@ -15,15 +15,44 @@ from spark_pipeline.benchmark.result import BenchmarkPoint
 from spark_pipeline.benchmark.stage import BenchmarkResult
 from spark_pipeline.cluster.generation import Generation
 from spark_pipeline.cluster.stage import ClusterResult
+from spark_pipeline.compatibility.record import CandidateFacts
+from spark_pipeline.compatibility.stage import CompatibilityResult
 from spark_pipeline.fleet.host import shell_text
 from spark_pipeline.fleet.plan import StagePlan
 from spark_pipeline.fleet.progress import human_bytes, human_seconds
 from spark_pipeline.image.stage import ImageResult
+from spark_pipeline.image.strategy import Option
 from spark_pipeline.serving.stage import ServingResult
+from spark_pipeline.weights.model_facts import ModelFacts
 from spark_pipeline.weights.result import NodeResult, WeightsResult
 
 Value = str | int | float | None | dg.MetadataValue
 _NOTHING_TO_DO = "nothing to do"
+
+
+def of_compatibility(result: CompatibilityResult) -> dg.MaterializeResult:
+    report, choice = result.report, result.choice
+    assert choice is not None  # otherwise the stage raised
+    model = report.model
+    return _materialized(
+        choice.reason,
+        changed=False,
+        duration_seconds=round(result.seconds, 2),
+        repository=model.repo,
+        commit=model.commit,
+        architecture=choice.architecture,
+        image=choice.declared,
+        image_digest=choice.digest or "in no registry",
+        image_fingerprint=choice.fingerprint,
+        way=choice.way.value,
+        model_bytes=model.size_bytes,
+        options=table([_option_row(option) for option in report.options]),
+        images=table([_candidate_row(candidate) for candidate in report.candidates]),
+        layouts=table([layout.model_dump(exclude={"text"}) for layout in report.layouts]),
+        model=table([_model_row(model)]),
+        dtypes=table([share.model_dump() for share in model.dtypes]),
+        **_told(result.plan),
+    )
 
 
 def of_weights(result: WeightsResult) -> dg.MaterializeResult:
@@ -134,8 +163,12 @@ def table(rows: Sequence[Mapping[str, object]]) -> dg.MetadataValue | None:
     """None for no rows: Dagster cannot guess columns from nothing."""
     if not rows:
         return None
+    columns = list(dict.fromkeys(key for row in rows for key in row))  # Dagster takes the first row's for all
     records = [
-        {key: value if isinstance(value, str | int | float | bool) else str(value or "") for key, value in row.items()}
+        {
+            key: value if isinstance(value := row.get(key), str | int | float | bool) else str(value or "")
+            for key in columns
+        }
         for row in rows
     ]
     return dg.MetadataValue.table([dg.TableRecord(record) for record in records])
@@ -171,6 +204,32 @@ def _told(plan: StagePlan) -> dict[str, Value]:
         "reasons": dg.MetadataValue.md("\n".join(f"- {reason}" for reason in plan.reasons)),
         "commands": code("\n".join(command.text() for command in plan.commands)) if plan.commands else None,
     }
+
+
+def _option_row(option: Option) -> dict[str, object]:
+    state = "chosen" if option.is_chosen else "possible" if option.possible else "ruled out"
+    way = f"{option.way} from {option.donor}" if option.donor else option.way.value
+    return {"image": option.candidate, "way": way, "verdict": state, "why": option.why, "cost": option.cost}
+
+
+def _candidate_row(candidate: CandidateFacts) -> dict[str, object]:
+    verdict, engine = candidate.verdict, candidate.engine
+    return {
+        "image": candidate.declared,
+        "verdict": verdict.kind.value if verdict else "not asked",
+        "evidence": verdict.evidence.value if verdict else "",
+        "why": verdict.why if verdict else candidate.against,
+        "platform": candidate.platform,
+        "installed_as": candidate.installed_as,
+        "directory": candidate.directory,
+        "entrypoint": " ".join(candidate.entrypoint),
+        **(engine.versions() if engine else {}),
+    }
+
+
+def _model_row(model: ModelFacts) -> dict[str, object]:
+    shown = model.model_dump(mode="json", exclude={"dtypes", "schema_version"})
+    return {**shown, "architectures": ", ".join(model.architectures)}
 
 
 def _node_row(node: NodeResult) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 
 from spark_pipeline.defs.deployed import find_deployed
-from spark_pipeline.defs.jobs import deploy_job_name, op_name
+from spark_pipeline.defs.jobs import deploy_job_name
 from spark_pipeline.defs.upstream import VLLM_IMAGE, ask_all
 from spark_pipeline.errors import StateError
 from spark_pipeline.spec.deployment import Deployment
@@ -44,4 +44,4 @@ def redeploy_config(project: Project, deployment: Deployment) -> dict[str, objec
     digest = ask_all(VLLM_IMAGE, [(deployment, deployed)])[deployment.name].value
     if not digest:
         return {}
-    return {"ops": {op_name(deployment.name, VLLM_IMAGE.stage): {"config": {VLLM_IMAGE.field: digest}}}}
+    return VLLM_IMAGE.run_config(deployment.name, digest)

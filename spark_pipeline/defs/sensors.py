@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from spark_pipeline.defs.deployed import Deployed, find_deployed
-from spark_pipeline.defs.jobs import DEPLOYMENT_TAG, deploy_job_name, op_name
+from spark_pipeline.defs.jobs import DEPLOYMENT_TAG, deploy_job_name
 from spark_pipeline.defs.upstream import MODEL_REVISION, VLLM_IMAGE, Upstream, ask_all
 from spark_pipeline.errors import StateError
 from spark_pipeline.spec.deployment import Deployment
@@ -144,7 +144,7 @@ def _request(
     return dg.RunRequest(
         run_key=f"{deployment}:{value}:attempt{attempt}",
         job_name=deploy_job_name(deployment),
-        run_config={"ops": {op_name(deployment, upstream.stage): {"config": {upstream.field: value}}}},
+        run_config=upstream.run_config(deployment, value),
         tags={
             DEPLOYMENT_TAG: deployment,
             ASKED_BY_TAG: sensor,

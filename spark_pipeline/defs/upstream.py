@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from spark_pipeline.cluster.generation import Generation
 from spark_pipeline.defs.deployed import Deployed
+from spark_pipeline.defs.jobs import op_name
 from spark_pipeline.errors import SparkPipelineError
 from spark_pipeline.image.record import ImageRecord
 from spark_pipeline.image.registry import remote_digest
@@ -25,7 +26,7 @@ class Upstream:
 
     Args:
         what: for people.
-        stage, field: the asset, and the key of its run configuration, that takes exactly one value of it.
+        stages, field: the assets, and the key of their run configuration, that take exactly one value of it.
         pinned: why nothing can move, or '' if it can.
         value_of: the value that a generation has, '' if it came from nowhere that can be asked. The image's record
             helps where the value moved and what is behind it did not.
@@ -33,11 +34,15 @@ class Upstream:
     """
 
     what: str
-    stage: str
+    stages: tuple[str, ...]
     field: str
     pinned: Callable[[Deployment, Deployed], str]
     value_of: Callable[[Generation, ImageRecord | None], str]
     ask: Callable[[Deployment, Deployed], str]
+
+    def run_config(self, deployment: str, value: str) -> dict[str, object]:
+        """What a run is told so that it takes exactly this value."""
+        return {"ops": {op_name(deployment, stage): {"config": {self.field: value}} for stage in self.stages}}
 
     def good(self, deployed: Deployed) -> str:
         """The value that serves, or was good last."""
@@ -71,7 +76,7 @@ def _image_digest(generation: Generation, image: ImageRecord | None) -> str:
 
 MODEL_REVISION = Upstream(
     what="model revision",
-    stage="model_weights",
+    stages=("compatibility_report", "model_weights"),
     field="revision",
     pinned=_revision_pinned,
     value_of=lambda generation, _: generation.commit,
@@ -80,7 +85,7 @@ MODEL_REVISION = Upstream(
 
 VLLM_IMAGE = Upstream(
     what="image digest",
-    stage="vllm_image",
+    stages=("compatibility_report", "vllm_image"),
     field="digest",
     pinned=_image_pinned,
     value_of=_image_digest,

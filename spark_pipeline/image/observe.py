@@ -1,72 +1,51 @@
-"""What the nodes and the registries say: changes nothing."""
+"""What the nodes hold of the image that was decided on: changes nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from spark_pipeline.errors import ImageNotFoundError, RegistryError
+from spark_pipeline.errors import ImageError
 from spark_pipeline.fleet.docker import Docker, ImageFacts
 from spark_pipeline.fleet.host import Host
 from spark_pipeline.fleet.session import Session
 from spark_pipeline.image import facts
-from spark_pipeline.image.choose import Candidate, Choice, Machine, RegistryAnswer, choose, pinned, unfit
-from spark_pipeline.image.plan import Holding, ImagePlan, names_of
-from spark_pipeline.image.reference import Reference
-from spark_pipeline.image.registry import remote_digest
-from spark_pipeline.image.registry_client import NotAllowedError
+from spark_pipeline.image.candidates import pinned
+from spark_pipeline.image.choice import ImageChoice
+from spark_pipeline.image.plan import Holding, ImagePlan, names_of, own_tag
 from spark_pipeline.image.transfer import history_sizes, layers_on, transfer
 
-_ASK_SECONDS = 60
 
-
-def candidates(session: Session, digest: str | None, reference: str | None = None) -> tuple[str, ...]:
-    """The references to consider, in order. One that is declared by another digest cannot be the one asked for.
+def base_on_head(session: Session, choice: ImageChoice) -> ImageFacts:
+    """The candidate that was decided on, as the head holds it now.
 
     Raises:
-        ImageNotFoundError: none is left.
+        ImageError: it is not there any more, or its name stands for another image.
     """
-    declared = (reference,) if reference else session.deployment.image.candidates
-    fitting = tuple(item for item in declared if digest is None or Reference.parse(item).digest in (None, digest))
-    if not fitting:
-        raise ImageNotFoundError(
-            f"no candidate can be at {digest}",
-            observed=f"declared by digest: {', '.join(declared)}",
-            remedy="declare the new digest under image.candidates, or declare by tag",
-        )
-    return fitting
+    return held(session, pinned(choice.declared, choice.digest), choice.fingerprint)
 
 
-def look_and_choose(session: Session, declared: Sequence[str], digest: str | None) -> Choice:
-    """Ask the head for every candidate, the registries only for those before the first one that it holds.
+def held(session: Session, name: str, fingerprint: str) -> ImageFacts:
+    """The image of this fingerprint, under its name or the pipeline's own.
 
     Raises:
-        ImageNotFoundError, ImageError: see `choose`.
-        RegistryError: a registry that had to be asked could not say whether it has the image.
+        ImageError: see `base_on_head`.
     """
-    head = session.fleet.head.name
-
-    def look(host: Host) -> tuple[Machine, tuple[ImageFacts | None, ...]]:
-        machine = Machine(host.name, host.run(["uname", "-m"], timeout=_ASK_SECONDS).stdout.strip())
-        wanted = [pinned(item, digest) for item in declared] if host.name == head else []
-        return machine, tuple(Docker(host).image(item) for item in wanted)
-
-    seen = session.connection.each([node.name for node in session.nodes], look)
-    machines = tuple(machine for machine, _ in seen.values())
-    known: list[Candidate] = []
-    found = False
-    for item, on_head in zip(declared, seen[head][1], strict=True):
-        asked = None if found or on_head is not None else _ask_registry(pinned(item, digest))
-        found = found or (on_head is not None and not unfit(on_head, machines))
-        found = found or (asked is not None and asked.digest is not None)
-        known.append(Candidate(item, on_head, asked))
-    return choose(known, machines, digest)
+    docker = Docker(session.head)
+    names = (name, own_tag(fingerprint))
+    for known in names:
+        image = docker.image(known)
+        if image is not None and image.fingerprint == fingerprint:
+            return image
+    raise ImageError(
+        f"{name} is not the image any more that compatibility_report decided on",
+        node=session.head.name,
+        observed=f"nothing with fingerprint {fingerprint[:16]} under {' or '.join(names)}",
+        remedy=f"materialize {session.deployment.name}/compatibility_report again",
+    )
 
 
-def decide(session: Session, choice: Choice) -> ImagePlan:
-    """What every node holds of the chosen image, and so what is to be done."""
-    image = choice.on_head
+def decide(session: Session, choice: ImageChoice, image: ImageFacts | None) -> ImagePlan:
+    """What every node holds of the image, and so what is to be done; None for an image that must still be built."""
     if image is None:
-        return ImagePlan(choice, (), None)
+        return ImagePlan(choice, None, (), None)
     names = names_of(choice, image)
 
     def look(host: Host) -> Holding:
@@ -84,24 +63,9 @@ def decide(session: Session, choice: Choice) -> ImagePlan:
 
     holdings = session.connection.each([node.name for node in session.nodes], look)
     known = facts.cached(session.project, image.fingerprint)
-    return ImagePlan(choice, tuple(holdings.values()), known.answer.engine if known else None)
+    return ImagePlan(choice, image, tuple(holdings.values()), known.answer.engine if known else None)
 
 
 def same(found: ImageFacts | None, image: ImageFacts) -> bool:
     """Whether what a node has under some name is this image."""
     return found is not None and found.fingerprint == image.fingerprint
-
-
-def _ask_registry(reference: str) -> RegistryAnswer:
-    """A no passes on to the next candidate. No answer does not: what is declared first would be replaced by another
-    image, for a fault that passes."""
-    try:
-        return RegistryAnswer(remote_digest(reference))
-    except (ImageNotFoundError, NotAllowedError) as error:
-        return RegistryAnswer(None, f"{error.what} ({error.observed})")
-    except RegistryError as error:
-        raise RegistryError(
-            f"whether candidate {reference} exists cannot be told now: {error.what}",
-            observed=error.observed,
-            remedy=f"{error.remedy}\nto do without it, take it out of image.candidates, or put another one first",
-        ) from error

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_pipeline.fleet.docker import ImageFacts
-from spark_pipeline.fleet.host import shell_text
 from spark_pipeline.fleet.plan import Command, StagePlan
 from spark_pipeline.fleet.progress import human_bytes
-from spark_pipeline.image.choose import Choice
+from spark_pipeline.image.augment.plan import commands as build_commands
+from spark_pipeline.image.choice import ImageChoice
 from spark_pipeline.image.distribute import load_command, send_command, shown
-from spark_pipeline.image.facts import probe_command
 from spark_pipeline.image.record import EngineFacts
 from spark_pipeline.image.reference import Reference
 from spark_pipeline.image.transfer import Transfer, groups
@@ -26,8 +25,11 @@ def own_tag(fingerprint: str) -> str:
     return f"{_OWN_NAME}:{fingerprint[:16]}"
 
 
-def names_of(choice: Choice, image: ImageFacts) -> tuple[str, ...]:
-    """What the image is called on every node: the pipeline's name, then the declared one, where that has a tag."""
+def names_of(choice: ImageChoice, image: ImageFacts) -> tuple[str, ...]:
+    """What the image is called on every node: the pipeline's name, then the declared one, where that has a tag. One
+    that was built here is called by the pipeline's names alone: the declared one is its base's."""
+    if choice.augmentation is not None:
+        return own_tag(image.fingerprint), choice.augmentation.tag
     tagged = Reference.parse(choice.declared).tagged
     return (own_tag(image.fingerprint), *((tagged,) if tagged else ()))
 
@@ -53,11 +55,13 @@ class ImagePlan:
     """What is to be done.
 
     Args:
-        holdings: head first; empty while the image must still be pulled: what the others lack is not known before.
+        image: as the head holds it; None while it must still be built.
+        holdings: head first; empty while it must still be built: what the others lack is not known before.
         engine: what is inside; None when it has not been asked yet.
     """
 
-    choice: Choice
+    choice: ImageChoice
+    image: ImageFacts | None
     holdings: tuple[Holding, ...]
     engine: EngineFacts | None
 
@@ -77,7 +81,7 @@ class ImagePlan:
 
     @property
     def changes(self) -> bool:
-        return bool(self.choice.pull or self.retags or self.transfers)
+        return bool(self.image is None or self.retags or self.transfers)
 
 
 def describe(plan: ImagePlan, head: str, ways: Mapping[str, Sequence[str]]) -> StagePlan:
@@ -87,39 +91,30 @@ def describe(plan: ImagePlan, head: str, ways: Mapping[str, Sequence[str]]) -> S
         head: name of the head.
         ways: node -> ssh words that reach it from the head over the fabric.
     """
-    choice = plan.choice
-    reasons, commands = list(choice.reasons), []
-    if choice.pull:
-        commands += [Command(head, argv) for argv in pull_commands(choice)]
-        reasons.append("what the other nodes lack of it is known only after the pull")
-    probed = choice.on_head.reference if choice.on_head else (choice.pull or choice.declared)
-    if plan.engine is None:
-        argv = probe_command(probed, "sp-probe")
-        commands.append(Command(head, argv, shown=_shown_probe(argv)))
-        reasons.append("its engine was not asked yet: one container without GPU and network, gone when it ends")
-    else:
+    choice, image = plan.choice, plan.image
+    origin = f"registry digest {choice.digest}" if choice.digest else "from no registry"
+    reasons = [f"{choice.declared}, {choice.way}; on the head, {origin}"]
+    commands: list[Command] = []
+    if image is None:
+        assert choice.augmentation is not None
+        reasons.append(f"built on {head}: {choice.augmentation.reason}")
+        reasons.append(
+            "it is inspected there before it goes to any other node; what they lack is known after the build"
+        )
+        commands.append(Command(head, ("docker", "build"), shown=build_commands(choice.augmentation)))
+        return StagePlan(STAGE, True, tuple(reasons), tuple(commands))
+    if plan.engine is not None:
         versions = ", ".join(f"{name} {version}" for name, version in plan.engine.versions().items())
         nnodes = "knows" if plan.engine.supports_nnodes else "does not know"
         reasons.append(f"inside: {versions}; vLLM {nnodes} --nnodes")
     commands += [Command(node, ("docker", "tag", source, name)) for node, source, name in plan.retags]
-    if choice.on_head is not None:
-        reasons += [_standing(holding, choice.on_head) for holding in plan.holdings]
-        names = names_of(choice, choice.on_head)
-        for group in groups(plan.transfers):
-            loads = {wanted.node: load_command(ways[wanted.node]) for wanted in group}
-            argv = send_command(names, group[0].leave_out, loads)
-            commands.append(Command(head, argv, shown=shown(names, group[0].leave_out, loads)))
+    reasons += [_standing(holding, image) for holding in plan.holdings]
+    names = names_of(choice, image)
+    for group in groups(plan.transfers):
+        loads = {wanted.node: load_command(ways[wanted.node]) for wanted in group}
+        argv = send_command(names, group[0].leave_out, loads)
+        commands.append(Command(head, argv, shown=shown(names, group[0].leave_out, loads)))
     return StagePlan(STAGE, plan.changes, tuple(reasons), tuple(commands))
-
-
-def pull_commands(choice: Choice) -> tuple[tuple[str, ...], ...]:
-    """The pull, by digest, and the declared tag put on what came."""
-    assert choice.pull is not None
-    tagged = Reference.parse(choice.declared).tagged
-    return (
-        ("docker", "pull", choice.pull),
-        *((("docker", "tag", choice.pull, tagged),) if tagged else ()),
-    )
 
 
 def _standing(holding: Holding, image: ImageFacts) -> str:
@@ -132,7 +127,3 @@ def _standing(holding: Holding, image: ImageFacts) -> str:
     if holding.unnamed:
         return f"{holding.node}: has it, not yet under {', '.join(holding.unnamed)}"
     return f"{holding.node}: has it (fingerprint {image.fingerprint[:16]})"
-
-
-def _shown_probe(argv: Sequence[str]) -> str:
-    return shell_text(argv[:-1]) + ' "$(cat spark_pipeline/image/probe_program.py)"'

@@ -6,25 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from spark_pipeline.errors import CommandFailedError, ImageDiffersError, ImageError
+from spark_pipeline.errors import ImageDiffersError, ImageError, StateError
 from spark_pipeline.fleet.docker import Docker, ImageFacts
 from spark_pipeline.fleet.fabric import fabric_ssh, prepare_fabric
 from spark_pipeline.fleet.plan import StagePlan
-from spark_pipeline.fleet.progress import heartbeat
 from spark_pipeline.fleet.session import Session
-from spark_pipeline.image.choose import Choice, pinned
+from spark_pipeline.image.augment import build as builder
+from spark_pipeline.image.choice import ImageChoice, read_choice
 from spark_pipeline.image.distribute import Parcel, Sent, distribute
 from spark_pipeline.image.facts import probe
-from spark_pipeline.image.observe import candidates, decide, look_and_choose, same
-from spark_pipeline.image.plan import ImagePlan, describe, names_of, own_tag, pull_commands
-from spark_pipeline.image.record import ImageRecord
-from spark_pipeline.image.reference import Reference
+from spark_pipeline.image.observe import base_on_head, decide, held, same
+from spark_pipeline.image.plan import ImagePlan, describe, names_of, own_tag
+from spark_pipeline.image.record import EngineFacts, ImageRecord
 from spark_pipeline.image.transfer import refuse_without_room, refuse_without_room_to_read, room_on
+from spark_pipeline.image.verdict import Wanted, judge
 from spark_pipeline.spec import store
 
 _ASK_SECONDS = 60
-# 30 GB over a home's 50 Mbit/s take 80 minutes.
-_PULL_SECONDS = 4 * 3600
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class NodeImage:
     """How one node came to hold the image.
 
     Args:
-        already_there: nothing was pulled or sent (a name may have been put on it).
+        already_there: nothing was built or sent (a name may have been put on it).
         sent_bytes: from the head to it; 0 for the head itself.
         full_bytes: what a whole `docker save` of it is; 0 where nothing was sent.
         seconds: for that.
@@ -47,7 +45,7 @@ class NodeImage:
 
 @dataclass(frozen=True)
 class ImageResult:
-    """What `ensure` did. `changed`: something was pulled, sent or named anew on a node."""
+    """What `ensure` did. `changed`: something was built, sent or named anew on a node."""
 
     record: ImageRecord
     changed: bool
@@ -55,53 +53,52 @@ class ImageResult:
     nodes: tuple[NodeImage, ...]
 
 
-def plan(session: Session, reference: str | None = None, *, digest: str | None = None) -> StagePlan:
-    """What `ensure` would do. Changes nothing.
-
-    Args:
-        reference: this candidate only; default: all that are declared, in order.
-        digest: see `ensure`.
-    """
-    choice = look_and_choose(session, candidates(session, digest, reference), digest)
-    return _describe(session, decide(session, choice))
+def plan(session: Session, choice: ImageChoice) -> StagePlan:
+    """What `ensure` would do with this decision. Changes nothing."""
+    base = base_on_head(session, choice)
+    image = base if choice.augmentation is None else builder.find(session.head, choice.augmentation)
+    return _describe(session, decide(session, choice, image))
 
 
 def ensure(session: Session, *, digest: str | None = None) -> ImageResult:
-    """Bring the image to every node of the deployment, and prove that it is the same there.
+    """Bring the image that compatibility_report decided on to every node, and prove that it is the same there.
 
-    Without `digest`, an image that the head holds under a candidate's name is taken as it is, and no registry is
-    asked. With it, the image is `candidate@digest`: what the image sensor saw is what gets deployed, even if the tag
-    moves again in between.
+    Where something is layered on, it is built on the head, and asked again there, its own vLLM's inspection of the
+    model's class included, before it goes to any other node.
+
+    Args:
+        digest: what the image sensor saw behind a tag; the decision must be for it.
 
     Raises:
-        ImageNotFoundError: no candidate is on the head or in a registry.
-        RegistryError: a candidate's registry gave no answer, and no candidate before it is on the head.
-        ImageError: it cannot run here, has no vLLM, does not fit, or cannot be copied.
+        StateError: nothing was decided yet, or for something else.
+        ImageError: the image is gone, cannot be built, cannot serve when built, does not fit, or cannot be copied.
         ImageDiffersError: two nodes hold different images under the pipeline's name.
         MachineError: a node could not be asked.
     """
-    declared = candidates(session, digest)
-    choice = look_and_choose(session, declared, digest)
-    pulled = choice.pull is not None
-    for _ in declared:  # each round puts one more candidate on the head; one that cannot run there is passed over
-        if choice.pull is None:
-            break
-        _pull(session, choice)
-        choice = look_and_choose(session, declared, digest)
-    image = choice.on_head
-    if image is None:
-        raise ImageError(
-            f"{choice.pull} was pulled, and is not there",
-            node=session.head.name,
-            observed=f"docker image inspect {pinned(choice.declared, digest)}: no such image",
-            remedy=f"docker pull {choice.pull} on that node, then docker image ls --digests",
+    choice = read_choice(session)
+    if digest is not None and choice.digest != digest:
+        raise StateError(
+            f"the image was decided on at {choice.digest or 'no digest'}, not at {digest}",
+            remedy=f"materialize {session.deployment.name}/compatibility_report with the same digest first",
         )
+    base = base_on_head(session, choice)
+    is_built, image = (False, base) if choice.augmentation is None else _built(session, choice, base)
     engine = probe(session.head, image, session.project, session.progress).answer.engine
-    planned = decide(session, choice)
+    planned = decide(session, choice, image)
     sent = _apply(session, planned, image)
     if planned.changes:  # otherwise the look at every node a moment ago was the proof
         _verify(session, image)
-    record = ImageRecord(
+    record = image_record(session, choice, image, engine)
+    store.write(session.state_dir / "image.json", record)
+    changed = is_built or planned.changes
+    if not changed:
+        session.progress(f"{choice.declared} is on every node already: nothing was copied")
+    return ImageResult(record, changed, _describe(session, planned), _nodes(session, sent, built=is_built))
+
+
+def image_record(session: Session, choice: ImageChoice, image: ImageFacts, engine: EngineFacts) -> ImageRecord:
+    """What later stages read, for an image that every node holds."""
+    return ImageRecord(
         reference=own_tag(image.fingerprint),
         declared=choice.declared,
         digest=choice.digest,
@@ -111,11 +108,41 @@ def ensure(session: Session, *, digest: str | None = None) -> ImageResult:
         run_id=session.run_id,
         verified_at=datetime.now(UTC),
     )
-    store.write(session.state_dir / "image.json", record)
-    changed = pulled or planned.changes
-    if not changed:
-        session.progress(f"{choice.declared} is on every node already: nothing was copied")
-    return ImageResult(record, changed, _describe(session, planned), _nodes(session, sent, pulled=pulled))
+
+
+def _built(session: Session, choice: ImageChoice, base: ImageFacts) -> tuple[bool, ImageFacts]:
+    """The image with what is layered on; whether it was built now.
+
+    Raises:
+        ImageError: it cannot be built, or its vLLM cannot use the model's class; it is removed then.
+    """
+    augmentation = choice.augmentation
+    assert augmentation is not None
+    found = builder.find(session.head, augmentation)
+    image = found
+    if image is None:
+        donor = (
+            held(session, augmentation.donor.declared, augmentation.donor.fingerprint) if augmentation.donor else None
+        )
+        session.guard()
+        image = builder.build(
+            session.head, base, augmentation, session.project.wheels_dir, session.progress, donor=donor
+        )
+    wanted = Wanted((choice.architecture,), choice.model_type)
+    try:
+        result = probe(session.head, image, session.project, session.progress, wanted)
+        verdict = judge(result.answer, result.inspections.get(choice.architecture), wanted)
+        if not verdict.serves:
+            raise ImageError(
+                f"{augmentation.tag} was built and cannot serve {choice.architecture}: it goes nowhere",
+                node=session.head.name,
+                observed=verdict.error or verdict.why,
+                remedy="take the graft out of the declaration, and use an image whose own vLLM knows the architecture",
+            )
+    except BaseException:
+        builder.discard(session.head, augmentation.tag)
+        raise
+    return found is None, image
 
 
 def _describe(session: Session, planned: ImagePlan) -> StagePlan:
@@ -124,37 +151,6 @@ def _describe(session: Session, planned: ImagePlan) -> StagePlan:
 
 def _ways(session: Session) -> dict[str, tuple[str, ...]]:
     return {node.name: fabric_ssh(session.fleet, node) for node in session.nodes if node != session.fleet.head}
-
-
-def _pull(session: Session, choice: Choice) -> None:
-    pull, *tags = pull_commands(choice)
-    what = f"pulling {choice.declared} on {session.head.name}"
-    layers = 0
-
-    def on_line(line: str) -> None:
-        nonlocal layers
-        if line.endswith(": Pull complete"):
-            layers += 1
-            session.progress(f"{what}: {layers} layers are there")
-
-    with heartbeat(what, session.progress):
-        try:
-            session.head.stream(pull, on_line=on_line, timeout=_PULL_SECONDS)
-        except CommandFailedError as error:
-            raise _not_pulled(choice, pull, error) from error
-    for tag in tags:
-        session.head.run(tag, timeout=_ASK_SECONDS)
-
-
-def _not_pulled(choice: Choice, pull: Sequence[str], error: CommandFailedError) -> ImageError:
-    if "server gave HTTP response to HTTPS client" in error.observed:
-        registry = Reference.parse(choice.declared).registry
-        remedy = f'add "{registry}" to insecure-registries in /etc/docker/daemon.json there, or give it TLS'
-    elif "no space left on device" in error.observed:
-        remedy = "docker image prune there, or give Docker a larger disk"
-    else:
-        remedy = f"run it there to see it fail: {' '.join(pull)}; a private image needs docker login there"
-    return ImageError(f"{choice.pull} could not be pulled", node=error.node, observed=error.observed, remedy=remedy)
 
 
 def _apply(session: Session, planned: ImagePlan, image: ImageFacts) -> tuple[Sent, ...]:
@@ -194,11 +190,11 @@ def _verify(session: Session, image: ImageFacts) -> None:
             )
 
 
-def _nodes(session: Session, sent: Sequence[Sent], *, pulled: bool) -> tuple[NodeImage, ...]:
+def _nodes(session: Session, sent: Sequence[Sent], *, built: bool) -> tuple[NodeImage, ...]:
     came = {item.node: item for item in sent}
     return tuple(
         NodeImage(node.name, False, came[node.name].sent_bytes, came[node.name].full_bytes, came[node.name].seconds)
         if node.name in came
-        else NodeImage(node.name, already_there=not (pulled and node == session.fleet.head))
+        else NodeImage(node.name, already_there=not (built and node == session.fleet.head))
         for node in session.nodes
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from spark_pipeline.spec.base import Declaration, Matches, Name
 from spark_pipeline.spec.cron import check_cron
@@ -77,7 +77,7 @@ _OWN_FLAGS = {
 }
 
 
-_SECRET = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+SECRET = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 
 
 class Backend(StrEnum):
@@ -98,11 +98,36 @@ class Model(Declaration):
     )
 
 
+class Graft(Declaration):
+    """Model files of one candidate put into another one: rarely right, so only ever asked for by name."""
+
+    base: ImageRef = Field(description="The candidate that gets the files.")
+    donor: ImageRef = Field(description="The candidate whose vLLM knows the architecture.")
+
+
 class Image(Declaration):
     """The engine's container image."""
 
     candidates: tuple[ImageRef, ...] = Field(min_length=1, description="In order of preference.")
-    augment: Literal["auto", "never"] = "auto"
+    augment: Literal["auto", "never"] = Field(
+        default="auto", description="auto: Ray may be layered onto an image that has none. never: as they are, or not."
+    )
+    graft: Graft | None = Field(
+        default=None, description="Build this graft and no other way; its own vLLM inspects it before it goes anywhere."
+    )
+
+    @model_validator(mode="after")
+    def _grafts_candidates(self) -> Self:
+        if self.graft is None:
+            return self
+        for name in (self.graft.base, self.graft.donor):
+            if name not in self.candidates:
+                raise ValueError(f"graft names {name}: write it under candidates too, so that it is asked")
+        if self.graft.base == self.graft.donor:
+            raise ValueError("graft.base and graft.donor are the same image: name two candidates")
+        if self.augment == "never":
+            raise ValueError("augment: never and graft contradict each other: take one of the two out")
+        return self
 
 
 class Parallel(Declaration):
@@ -152,7 +177,7 @@ class Serve(Declaration):
     @classmethod
     def _no_secrets(cls, env: dict[str, str]) -> dict[str, str]:
         for name in env:
-            if _SECRET.search(name):
+            if SECRET.search(name):
                 raise ValueError(
                     f"{name}: a secret in a declaration would stand in `ps`, plans and records; weights are downloaded "
                     "with the orchestrator's HF_TOKEN, and the engine needs none"

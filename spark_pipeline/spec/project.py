@@ -100,6 +100,11 @@ class Project:
         return self.root / "data" / "benchmarks" / f"{deployment}.jsonl"
 
     @property
+    def wheels_dir(self) -> Path:
+        """Python packages for what is layered onto images."""
+        return self.root / "data" / "state" / "wheels"
+
+    @property
     def reports_dir(self) -> Path:
         return self.root / "data" / "reports"
 

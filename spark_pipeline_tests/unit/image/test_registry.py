@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from spark_pipeline.errors import ImageNotFoundError, RegistryError
-from spark_pipeline.image.registry import remote_digest
+from spark_pipeline.image.registry import RemoteImage, remote_digest, remote_image
 from spark_pipeline.image.registry_client import NotAllowedError, _may_be_plain
 
 MANIFEST = b'{"schemaVersion": 2}'
@@ -293,3 +293,84 @@ def test_a_certificate_that_is_not_trusted_ends_the_matter(secure: Registry) -> 
 )
 def test_plain_http_is_for_literal_private_addresses_only(registry: str, plain: bool) -> None:
     assert _may_be_plain(registry) is plain
+
+
+# --- platforms and size, before a pull
+
+DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+
+
+def holding(documents: dict[str, tuple[str, bytes]]) -> Callable[[Asked], Answer]:
+    """A registry that has these: path behind /v2/<repository>/ -> (content type, content)."""
+
+    def answer(asked: Asked) -> Answer:
+        kind, content = documents[asked.path.partition("/v2/team/engine/")[2]]
+        return 200, {"Content-Type": kind, "Docker-Content-Digest": digest_of(content)}, content
+
+    return answer
+
+
+def digest_of(content: bytes) -> str:
+    return "sha256:" + hashlib.sha256(content).hexdigest()
+
+
+def manifest_of(config: bytes, *sizes: int) -> bytes:
+    layers = [{"digest": f"sha256:{size:064d}", "size": size} for size in sizes]
+    return json.dumps({"schemaVersion": 2, "config": {"digest": digest_of(config)}, "layers": layers}).encode()
+
+
+def test_an_image_for_one_platform_tells_it_and_its_size(plain: Registry) -> None:
+    config = b'{"architecture": "amd64", "os": "linux"}'
+    manifest = manifest_of(config, 100, 23)
+    plain.answer = holding(
+        {
+            "manifests/1": (DOCKER_MANIFEST, manifest),
+            f"manifests/{digest_of(manifest)}": (DOCKER_MANIFEST, manifest),
+            f"blobs/{digest_of(config)}": ("application/octet-stream", config),
+        }
+    )
+    found = remote_image(f"{plain.address}/team/engine:1", "amd64")
+    assert found == RemoteImage(digest_of(manifest), ("linux/amd64",), 123)
+    assert found.runs_on("amd64")
+    assert not found.runs_on("arm64")
+
+
+def index_of(**manifests: bytes) -> bytes:
+    """An index with one manifest for each platform, and an attestation as buildx adds it."""
+    entries = [
+        {"digest": digest_of(content), "platform": {"os": "linux", "architecture": name, "variant": "v8"}}
+        if name == "arm64"
+        else {"digest": digest_of(content), "platform": {"os": "linux", "architecture": name}}
+        for name, content in manifests.items()
+    ]
+    entries.append({"digest": "sha256:" + "a" * 64, "platform": {"os": "unknown", "architecture": "unknown"}})
+    return json.dumps({"schemaVersion": 2, "manifests": entries}).encode()
+
+
+def test_an_image_for_several_platforms_tells_them_all_and_the_size_of_ours(plain: Registry) -> None:
+    amd64, arm64 = manifest_of(b"{}", 100), manifest_of(b"{}", 7, 80)
+    index = index_of(amd64=amd64, arm64=arm64)
+    plain.answer = holding(
+        {
+            "manifests/1": (MANIFEST_TYPE, index),
+            f"manifests/{digest_of(index)}": (MANIFEST_TYPE, index),
+            f"manifests/{digest_of(arm64)}": (DOCKER_MANIFEST, arm64),
+        }
+    )
+    found = remote_image(f"{plain.address}/team/engine:1", "arm64")
+    assert found == RemoteImage(digest_of(index), ("linux/amd64", "linux/arm64/v8"), 87)
+    assert found.runs_on("arm64")
+
+
+def test_an_image_that_is_not_made_for_ours_has_no_size(plain: Registry) -> None:
+    index = index_of(amd64=manifest_of(b"{}", 100))
+    plain.answer = holding(
+        {"manifests/1": (MANIFEST_TYPE, index), f"manifests/{digest_of(index)}": (MANIFEST_TYPE, index)}
+    )
+    found = remote_image(f"{plain.address}/team/engine:1", "arm64")
+    assert (found.platforms, found.size_bytes, found.runs_on("arm64")) == (("linux/amd64",), None, False)
+
+
+def test_a_manifest_that_is_none_is_an_error_and_no_traceback(plain: Registry) -> None:
+    with pytest.raises(RegistryError, match="does not show"):
+        remote_image(f"{plain.address}/team/engine:1", "arm64")  # MANIFEST has neither config nor list

@@ -1,0 +1,84 @@
+"""The report in words: for the plan, the terminal, the asset's metadata and the error. Pure."""
+
+from __future__ import annotations
+
+from spark_pipeline.compatibility.record import CandidateFacts, CompatibilityReport
+from spark_pipeline.fleet.plan import StagePlan
+from spark_pipeline.fleet.progress import human_bytes
+from spark_pipeline.image.strategy import Option
+from spark_pipeline.image.verdict import Kind
+from spark_pipeline.weights.model_facts import ModelFacts
+
+STAGE = "compatibility_report"
+
+
+def plan(report: CompatibilityReport, *, pulls: bool) -> StagePlan:
+    """As `spark-pipeline plan` prints it: facts, then every way with its verdict."""
+    reasons = [
+        of_model(report.model),
+        *(layout.text for layout in report.layouts),
+        *(of_candidate(candidate) for candidate in report.candidates),
+        *(of_option(option) for option in report.options),
+    ]
+    if pulls and report.choice is None:
+        reasons.append("what is inside an image is known only after the pull")
+    elif report.problem:
+        reasons.append(f"BLOCKED: {report.problem}. {remedy(report)}")
+    return StagePlan(STAGE, pulls and report.choice is None, tuple(reasons))
+
+
+def table(report: CompatibilityReport) -> str:
+    """Every question and answer, a line each."""
+    lines = [layout.text for layout in report.layouts]
+    lines += [of_candidate(candidate) for candidate in report.candidates]
+    lines += [of_option(option) for option in report.options]
+    return "\n".join(lines)
+
+
+def of_model(model: ModelFacts) -> str:
+    shares = ", ".join(f"{share.dtype} {human_bytes(share.size_bytes)}" for share in model.dtypes)
+    parts = [
+        f"{model.repo} at {model.commit[:12]}: {', '.join(model.architectures)}",
+        f"{human_bytes(model.size_bytes)} by {model.size_evidence}" + (f" ({shares})" if shares else ""),
+        model.quantization,
+        f"written with transformers {model.transformers_version}" if model.transformers_version else "",
+        f"{model.extra_head_layers} extra head layer(s) for speculation" if model.extra_head_layers else "",
+    ]
+    return "; ".join(part for part in parts if part)
+
+
+def of_candidate(candidate: CandidateFacts) -> str:
+    if candidate.engine is None:
+        return f"{candidate.declared}: {candidate.against}"
+    versions = ", ".join(f"{name} {version}" for name, version in candidate.engine.versions().items())
+    verdict = candidate.verdict
+    told = f"; {verdict.kind} ({verdict.evidence}): {verdict.why}" if verdict is not None else ""
+    starts = f"; its entrypoint {' '.join(candidate.entrypoint)} is not run" if candidate.entrypoint else ""
+    return f"{candidate.declared}: {versions}, {candidate.installed_as} at {candidate.directory}{starts}{told}"
+
+
+def of_option(option: Option) -> str:
+    mark = "-> " if option.is_chosen else ""
+    donor = f" from {option.donor}" if option.donor else ""
+    verdict = f"possible (costs {option.cost}): {option.why}" if option.possible else f"ruled out: {option.why}"
+    return f"{mark}{option.candidate}, {option.way}{donor}: {verdict}"
+
+
+def remedy(report: CompatibilityReport) -> str:
+    """What the reader can do."""
+    declared = next((layout for layout in report.layouts if layout.nodes == report.declared_nodes), None)
+    if declared is not None and not declared.fits:
+        smallest = report.layouts[-1]
+        if smallest.nodes <= report.declared_nodes:
+            return f"free memory on {declared.node}: `docker ps`, `ps -eo rss,args --sort=-rss | head`"
+        return (
+            f"spread it over more nodes: `parallel: {{tensor: {smallest.nodes}}}` is the smallest layout that fits "
+            "such nodes; or take a smaller or more quantised model"
+        )
+    first = next((c.verdict.first_version for c in report.candidates if c.verdict and c.verdict.first_version), None)
+    broken = [c.declared for c in report.candidates if c.verdict and c.verdict.kind is Kind.BROKEN]
+    if first is not None:
+        return f"name an image with vLLM {first} or later under image.candidates"
+    if broken:
+        return f"{', '.join(broken)}: an image that is broken in itself; take another build of it"
+    return "name an image under image.candidates whose vLLM knows the architecture"
