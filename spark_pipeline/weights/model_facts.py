@@ -80,20 +80,28 @@ def model_facts(hub: Hub, manifest: Manifest, project: Project, progress: Progre
         HubError: the hub refuses (gated: what to do), or cannot be reached.
         WeightsError: config.json, index or a header is missing or cannot be used.
     """
-    path = facts_path(project, manifest.repo, manifest.commit)
-    if known := _known(path):
+    if known := find_model_facts(project, manifest.repo, manifest.commit):
         return known
     config = read_config(hub, manifest)
     files = weight_files(hub, manifest)
     tensors: list[Tensor] = []
     if files.are_safetensors:
-        what = "headers of its files" if len(files.files) > 1 else "header of its file"
-        progress(f"{manifest.repo}: reading the {what} of weights ({len(files.files)})")
+        count = len(files.files)
+        progress(f"{manifest.repo}: reading {count} safetensors header{'s' if count > 1 else ''}, no weights")
         tensors = read_headers(hub, manifest, files.files)
     facts = assemble(manifest, config, files, tensors)
-    store.write(path, facts)
+    store.write(facts_path(project, manifest.repo, manifest.commit), facts)
     progress(f"{manifest.repo}: {human_bytes(facts.size_bytes)} of weights, by {facts.size_evidence}")
     return facts
+
+
+def find_model_facts(project: Project, repo: str, commit: str) -> ModelFacts | None:
+    """What an earlier call found out about this commit; no hub is asked. A record of another schema is as good as
+    none, since the hub still knows it all."""
+    try:
+        return store.read(facts_path(project, repo, commit), ModelFacts)
+    except StateError:
+        return None
 
 
 def facts_path(project: Project, repo: str, commit: str) -> Path:
@@ -144,11 +152,3 @@ def _shares(tensors: Iterable[Tensor]) -> tuple[DtypeShare, ...]:
         for dtype, those in by_dtype.items()
     ]
     return tuple(sorted(shares, key=lambda share: (-share.size_bytes, share.dtype)))
-
-
-def _known(path: Path) -> ModelFacts | None:
-    """What an earlier call wrote; another schema is as good as nothing, since the hub still knows it all."""
-    try:
-        return store.read(path, ModelFacts)
-    except StateError:
-        return None

@@ -22,7 +22,7 @@ from spark_pipeline.spec.project import Project
 from spark_pipeline.weights.headers import FIRST_BYTES
 from spark_pipeline.weights.hub import Hub
 from spark_pipeline.weights.manifest import Manifest
-from spark_pipeline.weights.model_facts import DtypeShare, ModelFacts, facts_path, model_facts
+from spark_pipeline.weights.model_facts import DtypeShare, ModelFacts, facts_path, find_model_facts, model_facts
 
 CONFIG = {"architectures": ["TinyForCausalLM"], "model_type": "tiny", "num_hidden_layers": 2}
 BITS = {"BF16": 16, "F8_E4M3": 8, "U8": 8, "F4": 4}
@@ -90,6 +90,8 @@ def test_a_second_call_asks_nothing_and_needs_no_hub_client(facts_of, hub, proje
     hub.forget()
 
     assert model_facts(Hub("http://127.0.0.1:9"), manifest, project, lambda _: None) == facts
+    assert find_model_facts(project, hub.repo, manifest.commit) == facts
+    assert find_model_facts(project, hub.repo, "d" * 40) is None
 
     program = (
         "import sys; from pathlib import Path\n"
