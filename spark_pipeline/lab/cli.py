@@ -9,11 +9,12 @@ from contextlib import contextmanager
 import click
 
 from spark_pipeline.errors import LabError
-from spark_pipeline.lab.content import move_to_next, prepare_hub
+from spark_pipeline.lab.content import move_to_next, prepare_hub, publish_replay
 from spark_pipeline.lab.lab import Lab
 from spark_pipeline.lab.packages import ensure_packages
 from spark_pipeline.lab.plan import MAX_NODES
 from spark_pipeline.lab.progress import with_elapsed_time
+from spark_pipeline.lab.replay_images import REPLAY_NAMES, ReplayName, replay_image
 from spark_pipeline.lab.tiny_models import TINY
 
 
@@ -66,6 +67,24 @@ def move(repo: str) -> None:
     """Move branch main of a repository on the lab's hub to its next revision, as if its owner had pushed."""
     with _explained():
         click.echo(f"{repo}: main is now {move_to_next(Lab().paths.hub, repo)}")
+
+
+@lab.command()
+@click.argument("names", nargs=-1, type=click.Choice(REPLAY_NAMES), metavar="[IMAGE]...")
+def replay(names: tuple[ReplayName, ...]) -> None:
+    """Prepare the case that the project exists for: a model of 124 GB on the hub, old and new images on the head.
+
+    \b
+    Without IMAGE all of them: vllm-node, vllm-node-noray, vllm-qwen35, vllm-qwen35-noray, vllm-wrapper.
+    The model has no weights: ask about it with `plan` and `probe`, it cannot be served.
+    """
+    say = with_elapsed_time(_progress)
+    with _explained():
+        fleet = Lab()
+        for published in publish_replay(fleet.paths.hub):
+            click.echo(f"hub: {published.repo} at {published.commits[-1]}")
+        for name in names or REPLAY_NAMES:
+            click.echo(f"head: {replay_image(fleet, say, name).reference}")
 
 
 @lab.command()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,18 +54,18 @@ def engine_image(lab: Lab, progress: Say) -> ImageTag:
     Raises:
         LabError: the lab is not up, packages or wheels cannot be had, or the build failed.
     """
-    wanted = ImageTag(ENGINE, _recipe(_ENGINE_FOLDER, {}))
-    if _has(lab, wanted):
+    wanted = ImageTag(ENGINE, recipe_of(_ENGINE_FOLDER, {}))
+    if has(lab, wanted):
         return wanted
-    with only_one(lab.paths.run / "images.lock", progress, what="the lab's images"):
-        if _has(lab, wanted):
+    with building(lab, progress):
+        if has(lab, wanted):
             return wanted
         progress(f"building {wanted.reference}: some minutes, once")
         with fetching(_ENGINE_FOLDER / "requirements.txt", lab.paths, progress) as download:
             base = _ensure_base(lab, progress)
             wheels = download.wait(progress)
         with served(wheels, lab.node(HEAD).plan) as url:
-            _build(lab, wanted, _ENGINE_FOLDER, {"BASE": base, "WHEELS": url}, progress)
+            build(lab, wanted, _ENGINE_FOLDER, {"BASE": base, "WHEELS": url}, progress)
         progress(f"{wanted.reference} is on the {HEAD}")
     return wanted
 
@@ -78,17 +79,22 @@ def standin_image(lab: Lab, progress: Say, tag: str = "1", *, ray: bool = True) 
         LabError: the lab is not up, or the build failed.
     """
     settings = {"TAG": tag, "RAY": "yes" if ray else "no"}
-    wanted = ImageTag(f"{STAND_IN}:{tag}", _recipe(_STAND_IN_FOLDER, settings))
-    if _has(lab, wanted):
+    wanted = ImageTag(f"{STAND_IN}:{tag}", recipe_of(_STAND_IN_FOLDER, settings))
+    if has(lab, wanted):
         return wanted
-    with only_one(lab.paths.run / "images.lock", progress, what="the lab's images"):
-        if not _has(lab, wanted):
+    with building(lab, progress):
+        if not has(lab, wanted):
             base = _ensure_base(lab, progress)
-            _build(lab, wanted, _STAND_IN_FOLDER, {"BASE": base, **settings}, progress)
+            build(lab, wanted, _STAND_IN_FOLDER, {"BASE": base, **settings}, progress)
     return wanted
 
 
-def _recipe(folder: Path, settings: Mapping[str, str]) -> str:
+def building(lab: Lab, progress: Say) -> AbstractContextManager[None]:
+    """One build at a time on the head, whoever asks for it."""
+    return only_one(lab.paths.run / "images.lock", progress, what="the lab's images")
+
+
+def recipe_of(folder: Path, settings: Mapping[str, str]) -> str:
     """Hash of everything an image is made from: the root's recipe, every file of its folder, the build's settings."""
     digest = hashlib.sha256(repr((Recipe(BASE_NAME, BASE_PACKAGES).digest, sorted(settings.items()))).encode())
     for path in sorted(folder.rglob("*")):
@@ -98,7 +104,7 @@ def _recipe(folder: Path, settings: Mapping[str, str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _has(lab: Lab, image: ImageTag) -> bool:
+def has(lab: Lab, image: ImageTag) -> bool:
     """Whether the head has this very image. A node that does not run says so by an error."""
     return _label(lab, image.reference) == image.recipe
 
@@ -123,14 +129,27 @@ def _ensure_base(lab: Lab, say: Say) -> str:
     return reference
 
 
-def _build(lab: Lab, image: ImageTag, folder: Path, arguments: Mapping[str, str], say: Say) -> None:
+def build(
+    lab: Lab,
+    image: ImageTag,
+    folder: Path,
+    arguments: Mapping[str, str],
+    say: Say,
+    *,
+    dockerfile: str = "Dockerfile",
+) -> None:
+    """Build one image on the head from a folder, and label it with its recipe; call it under the images' lock.
+
+    Raises:
+        LabError: docker build failed, with its last lines.
+    """
     source = ["tar", "--directory", str(folder), "--exclude=__pycache__", "--create", "."]
     argv = ["docker", "build", "--network", "host", "--force-rm", "--label", f"{RECIPE_LABEL}={image.recipe}"]
     for name, value in arguments.items():
         argv += ["--build-arg", f"{name}={value}"]
     say(f"docker build of {image.reference} on the {HEAD}")
     step = f"building {image.reference}"
-    argv += ["--tag", image.reference, "-"]
+    argv += ["--file", dockerfile, "--tag", image.reference, "-"]
     pipe_into_node(lab.node(HEAD), source, argv, say=say, step=step, timeout_s=BUILD_LIMIT_S)
     # The image that had the tag before: 2.6 GB that nobody can name any more.
     lab.run_in_node(HEAD, ["docker", "image", "prune", "--force", "--filter", f"label={RECIPE_LABEL}"], timeout=60)

@@ -1,4 +1,4 @@
-"""Python packages for the engine image: fetched once on this machine, then served to the build on the head."""
+"""Python packages for the lab's images: fetched once on this machine, then served to the build on the head."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Download:
                 time.sleep(0.2)
         if self.process.returncode != 0:
             raise LabError(
-                "pip could not fetch the wheels of the engine image",
+                f"pip could not fetch the wheels of {self.requirements.parent.name}/{self.requirements.name}",
                 observed=tail(self.log),
                 remedy="torch 2.13.0+cpu is not on PyPI: set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU wheels",
             )

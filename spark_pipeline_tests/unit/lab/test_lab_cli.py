@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from spark_pipeline.errors import LabError
 from spark_pipeline.lab import cli
+from spark_pipeline.lab.images import ImageTag
 from spark_pipeline.lab.lab import Lab
 from spark_pipeline.lab.status import LabStatus, NodeStatus
 
@@ -61,3 +62,21 @@ def test_a_number_of_nodes_that_no_lab_has_is_refused(nodes: str) -> None:
     result = CliRunner().invoke(cli.lab, ["up", "--nodes", nodes])
     assert result.exit_code == 2
     assert "--nodes" in result.stderr
+
+
+def test_the_replay_is_prepared_by_name_and_all_of_it_without_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cli, "replay_image", lambda _lab, _say, name: ImageTag(f"{name}:built", "recipe"))
+
+    one = CliRunner().invoke(cli.lab, ["replay", "vllm-node"])
+    everything = CliRunner().invoke(cli.lab, ["replay"])
+
+    assert (one.exit_code, one.stderr) == (0, "")
+    first, second, image = one.stdout.splitlines()
+    assert first.startswith("hub: lab/qwen35_122b at ")
+    assert second.startswith("hub: lab/no_architectures at ")
+    assert image == "head: vllm-node:built"
+    assert everything.stdout.count("head: ") == 5
+    assert CliRunner().invoke(cli.lab, ["replay", "vllm-other"]).exit_code == 2
