@@ -49,6 +49,7 @@ class Side(Part):
         python: its executable that has the vLLM which serves.
         directory: of its package vllm.
         vllm: its version.
+        user: that the image runs as; '' for root.
     """
 
     declared: str
@@ -56,6 +57,7 @@ class Side(Part):
     python: str
     directory: str
     vllm: str
+    user: str = ""
 
 
 class Augmentation(Part):
