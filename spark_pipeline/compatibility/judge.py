@@ -98,7 +98,8 @@ def _probed(session: Session, declared: str, image: ImageFacts, wanted: Wanted) 
     except RegistryError:
         raise
     except ImageError as error:
-        return Judged(declared, against=f"{error.what} ({error.observed}); {error.remedy}")
+        said = error.observed.splitlines()[-1:] or ["it said nothing"]
+        return Judged(declared, against=f"{error.what} ({said[0]}); {error.remedy}")
     return judged(declared, result, wanted)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from spark_pipeline.compatibility.judge import judged
@@ -55,10 +56,11 @@ def probe_image(
         MachineError: the only fleet there is to ask cannot be asked.
     """
     names = [project.fleet(fleet).name] if fleet else _fleets_of(project, reference)
-    facts = _model(project, model, progress) if model is not None else None
-    wanted = wanted_of(facts) if facts is not None else None
-    with _Heads(project, names) as heads:
+    with _Heads(project, names) as heads, ThreadPoolExecutor(max_workers=1) as pool:
+        asking = pool.submit(_model, project, model, progress) if model is not None else None
         name, image = heads.find(reference)
+        facts = asking.result() if asking is not None else None
+        wanted = wanted_of(facts) if facts is not None else None
         host = heads.connections[name].host(project.fleet(name).head.name)
         result = probe(host, image, project, progress, wanted)
     digest = Reference.parse(reference).digest_among(image.repo_digests)

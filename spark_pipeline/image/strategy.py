@@ -29,6 +29,7 @@ class Way(StrEnum):
     RAY_LAYERED = "Ray layered on"
     GRAFT = "model files grafted in"
     TRANSFORMERS = "newer transformers"
+    ANY = "in any way"
 
 
 BUILT = (Way.RAY_LAYERED, Way.GRAFT, Way.TRANSFORMERS)
@@ -90,7 +91,7 @@ def _of(deployment: Deployment, candidate: Judged, candidates: Sequence[Judged],
     answer, verdict = candidate.answer, candidate.verdict
     if answer is None or verdict is None:
         why = candidate.against or candidate.waits
-        yield from (Option(candidate=candidate.declared, way=way, possible=False, why=why) for way in ways)
+        yield Option(candidate=candidate.declared, way=Way.ANY, possible=False, why=why)
         return
     known = _Known(deployment, candidate.declared, answer, verdict, wanted)
     for way in ways:

@@ -42,6 +42,8 @@ def test_the_workspace_loads(server):
 def test_the_graph_leads_from_weights_and_image_to_the_dashboard(server):
     nodes = server.ask("{assetNodes{assetKey{path} groupName dependencyKeys{path}}}")["assetNodes"]
     needs = {tuple(node["assetKey"]["path"]): {tuple(key["path"]) for key in node["dependencyKeys"]} for node in nodes}
+    for stage in ("model_weights", "vllm_image"):
+        assert needs["tiny", stage] == {("tiny", "compatibility_report")}
     assert needs["tiny", "ray_cluster"] == {("tiny", "model_weights"), ("tiny", "vllm_image")}
     assert needs["tiny", "serving_endpoint"] == {("tiny", "ray_cluster")}
     assert ("tiny", "benchmark_results") in needs["benchmark_dashboard",]
@@ -70,7 +72,7 @@ def test_the_pools_have_the_limit_that_the_instance_sets(server):
 def test_the_browser_draws_the_whole_graph(server, tmp_path):
     picture = tmp_path / "asset_graph.png"
     words = draw_asset_graph(server, ["qwen35_122b", "tiny", "tiny_qwen35", "reports"], picture)
-    assert all(words.count(stage) == 3 for stage in ("model_weights", "vllm_image", "ray_cluster", "serving_endpoint"))
+    assert all(words.count(stage) == 3 for stage in ("compatibility_report", "model_weights", "vllm_image", "ray_cluster"))
     assert picture.stat().st_size > 50_000
 
 

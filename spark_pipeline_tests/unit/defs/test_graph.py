@@ -76,7 +76,14 @@ def test_a_deployment_of_its_own_file_brings_its_own_assets_and_jobs(root, proje
     defs = build(Project.load(root))
     before = build(project).resolve_asset_graph().get_all_asset_keys()
     new = {key.to_user_string() for key in defs.resolve_asset_graph().get_all_asset_keys() - before}
-    stages = ("model_weights", "vllm_image", "ray_cluster", "serving_endpoint", "benchmark_results")
+    stages = (
+        "compatibility_report",
+        "model_weights",
+        "vllm_image",
+        "ray_cluster",
+        "serving_endpoint",
+        "benchmark_results",
+    )
     assert new == {f"mine/{stage}" for stage in stages}
     assert defs.resolve_job_def("deploy_mine").tags["spark_pipeline/deployment"] == "mine"
 

@@ -118,8 +118,8 @@ def test_a_run_on_an_unreachable_fleet_fails_with_the_reason_and_starts_nothing(
     result = dg.materialize(assets, instance=instance, raise_on_error=False)
     assert not result.success
     failed = {event.step_key: event.step_failure_data for event in result.get_step_failure_events()}
-    assert set(failed) == {"tiny__model_weights", "tiny__vllm_image"}
-    user_failure = failed["tiny__model_weights"].user_failure_data
+    assert set(failed) == {"tiny__compatibility_report"}
+    user_failure = failed["tiny__compatibility_report"].user_failure_data
     assert user_failure is not None
     assert "[head]" in str(user_failure.description)
     assert f"127.0.0.1:{port}" in str(user_failure.description)

@@ -29,7 +29,7 @@ def test_the_run_is_told_the_digest_behind_the_tag_now(project: Project, monkeyp
     serving(project, image_digest=OLD)
     answering(monkeypatch, NEW)
     assert redeploy_config(project, project.deployment("tiny")) == {
-        "ops": {"tiny__vllm_image": {"config": {"digest": NEW}}}
+        "ops": {f"tiny__{stage}": {"config": {"digest": NEW}} for stage in ("compatibility_report", "vllm_image")}
     }
 
 
@@ -49,7 +49,7 @@ def test_after_a_failed_deployment_the_run_is_told_the_digest_behind_the_tag_now
     failed(project, image_digest=NEW)
     answering(monkeypatch, NEWER)
     assert redeploy_config(project, project.deployment("tiny")) == {
-        "ops": {"tiny__vllm_image": {"config": {"digest": NEWER}}}
+        "ops": {f"tiny__{stage}": {"config": {"digest": NEWER}} for stage in ("compatibility_report", "vllm_image")}
     }
 
 
@@ -65,5 +65,6 @@ def test_the_schedule_of_the_users_deployment_asks_for_one_run_of_its_job(
     answering(monkeypatch, NEW)
     schedule = build(project).get_repository_def().get_schedule_def("redeploy_qwen35_122b")
     (request,) = list(schedule.evaluate_tick(dg.build_schedule_context()).run_requests or ())
-    assert request.run_config == {"ops": {"qwen35_122b__vllm_image": {"config": {"digest": NEW}}}}
+    stages = ("compatibility_report", "vllm_image")
+    assert request.run_config == {"ops": {f"qwen35_122b__{stage}": {"config": {"digest": NEW}} for stage in stages}}
     assert schedule.job_name == "deploy_qwen35_122b"

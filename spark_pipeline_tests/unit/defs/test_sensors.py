@@ -110,7 +110,8 @@ def test_a_new_value_asks_for_one_run_with_exactly_that_value(instance, project)
     (request,) = requests(tick(instance, SENSOR, offering(NEW), project))
     assert request.job_name == "deploy_tiny"
     assert request.run_key == f"tiny:{NEW}:attempt1"
-    assert request.run_config == {"ops": {"tiny__vllm_image": {"config": {"digest": NEW}}}}
+    stages = ("compatibility_report", "vllm_image")
+    assert request.run_config == {"ops": {f"tiny__{stage}": {"config": {"digest": NEW}} for stage in stages}}
 
 
 def test_the_requested_configuration_is_what_the_job_takes(instance, project):
@@ -327,7 +328,8 @@ def test_a_branch_that_moves_on_the_hub_is_deployed_at_the_commit_that_was_seen(
     commit = publish(hub.root, "lab/tiny", {**FILES, "weights.bin": b"two"})
     (request,) = requests(tick(instance, "model_revision_sensor", MODEL_REVISION, project_on))
     assert request.run_key == f"tiny:{commit}:attempt1"
-    assert request.run_config == {"ops": {"tiny__model_weights": {"config": {"revision": commit}}}}
+    stages = ("compatibility_report", "model_weights")
+    assert request.run_config == {"ops": {f"tiny__{stage}": {"config": {"revision": commit}} for stage in stages}}
 
 
 def test_a_hub_that_is_gone_is_a_reason_to_skip(instance, project_on, hub):
