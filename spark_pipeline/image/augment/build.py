@@ -60,15 +60,15 @@ def build(
         ImageError: the build would change what the base has, or failed otherwise; with what it said.
         MachineError: the node could not be asked.
     """
+    images = (base, *((donor,) if donor else ()))
+    if len(images) != len(sides(augmentation)):
+        raise ValueError("a graft needs its donor, and nothing else has one")
     if (there := find(host, augmentation)) is not None:
         progress(f"{augmentation.tag} is on {host.name} already: nothing was built")
         return there
     fetch(augmentation.files, cache_dir, progress)
     content = context(augmentation, cache_dir)
     _refuse_without_room(host, augmentation, len(content))
-    images = (base, *((donor,) if donor else ()))
-    if augmentation.donor is not None and donor is None:
-        raise ValueError("a graft needs its donor")
     try:
         for side, image in zip(sides(augmentation), images, strict=True):
             host.run(["docker", "tag", image.image_id, source_tag(side)], timeout=_ASK_SECONDS)

@@ -98,7 +98,8 @@ def look_up(requirements: Sequence[str], target: Target) -> tuple[Found, ...]:
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.json")
-        options = ["--dry-run", "--report", str(report), "--ignore-installed", "--no-deps", "--target", folder]
+        options = ["--dry-run", "--report", str(report), "--ignore-installed", "--no-deps"]
+        options += ["--no-user", "--target", folder]  # pip wants a target where it resolves for another machine
         run_pip(["install", *options, *target.options(), *requirements], what=", ".join(requirements))
         content = json.loads(report.read_text(encoding="utf-8"))
     return tuple(_found(item) for item in content["install"])
@@ -111,7 +112,7 @@ def run_pip(words: Sequence[str], *, what: str, timeout: float = _ASK_SECONDS) -
         NothingFitsError: no wheel fits.
         ImageError: the index gave no answer in time, or pip failed otherwise.
     """
-    argv = [sys.executable, "-m", "pip", *words, "--quiet", "--disable-pip-version-check", "--no-input", "--no-user"]
+    argv = [sys.executable, "-m", "pip", *words, "--quiet", "--disable-pip-version-check", "--no-input"]
     try:
         done = subprocess.run(
             argv,

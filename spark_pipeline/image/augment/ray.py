@@ -60,14 +60,14 @@ def ray_version(answer: ImageAnswer) -> RayChoice:
     """The Ray that vLLM's own requirement and the image's Python allow. vLLM itself requires one up to 0.17."""
     required = _requirement(answer)
     allowed = required.specifier if required else SpecifierSet()
-    extras = tuple(sorted(required.extras)) if required else ()
+    extras, dropped = _extras(required, answer.engine.cuda)
     whose = f"vLLM {answer.engine.vllm} requires {required}" if required else "vLLM names no version"
     python = answer.engine.python
     major, minor = (int(part) for part in python.split(".")[:2])
     fits = [release for release in RELEASES if allowed.contains(release.version)]
     runs = [release for release in fits if major == 3 and release.runs_on(minor)]
     if runs:
-        return RayChoice(runs[0].version, extras, f"{whose}, and it has a wheel for Python {python}")
+        return RayChoice(runs[0].version, extras, f"{whose}, and it has a wheel for Python {python}{dropped}")
     exact = [item.version for item in allowed if item.operator == "==" and "*" not in item.version]
     if exact and not fits:  # a release that this table does not know: the index will tell whether there is a wheel
         return RayChoice(exact[0], extras, whose)
@@ -78,6 +78,16 @@ def ray_version(answer: ImageAnswer) -> RayChoice:
         return RayChoice(None, extras, f"no Ray has a wheel for the image's Python {python}: {pythons}")
     known = ", ".join(release.version for release in RELEASES)
     return RayChoice(None, extras, f"{whose}, and none of the known releases ({known}) satisfies that")
+
+
+def _extras(required: Requirement | None, cuda: str | None) -> tuple[tuple[str, ...], str]:
+    """What vLLM asks for of Ray's extras, and a word about one that cannot be of use: `cgraph` is CuPy for CUDA 12,
+    130 MB that no other CUDA and no build for CPUs can load."""
+    extras = tuple(sorted(required.extras)) if required else ()
+    if "cgraph" not in extras or (cuda or "").startswith("12."):
+        return extras, ""
+    has = f"CUDA {cuda}" if cuda else "no CUDA"
+    return tuple(extra for extra in extras if extra != "cgraph"), f"; without cgraph, CuPy for CUDA 12: it has {has}"
 
 
 def _requirement(answer: ImageAnswer) -> Requirement | None:
