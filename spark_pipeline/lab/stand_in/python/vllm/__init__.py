@@ -3,6 +3,9 @@
 import os
 import socket
 
+from vllm.model_executor.models.registry import ModelRegistry
+
+__all__ = ["ModelRegistry", "has_fault"]
 __version__ = "0.32.0+standin"
 
 

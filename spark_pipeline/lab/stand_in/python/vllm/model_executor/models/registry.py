@@ -18,3 +18,24 @@ _MULTIMODAL_MODELS = {
 }
 
 _VLLM_MODELS = {**_TEXT_GENERATION_MODELS, **_MULTIMODAL_MODELS}
+
+
+class _Model:
+    """As vLLM's: a class that is known by name, and can be inspected; nothing is imported for it here."""
+
+    def __init__(self, architecture: str) -> None:
+        self.architecture = architecture
+
+    def inspect_model_cls(self) -> dict[str, object]:
+        return {"architecture": self.architecture, "is_text_generation_model": True}
+
+
+class _ModelRegistry:
+    def __init__(self) -> None:
+        self.models = {architecture: _Model(architecture) for architecture in _VLLM_MODELS}
+
+    def get_supported_archs(self):
+        return self.models.keys()
+
+
+ModelRegistry = _ModelRegistry()
