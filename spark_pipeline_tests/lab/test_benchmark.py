@@ -18,6 +18,7 @@ from spark_pipeline.benchmark.plan import plan_benchmark
 from spark_pipeline.benchmark.run import measure
 from spark_pipeline.benchmark.sight import sight
 from spark_pipeline.cluster.generation import Generation
+from spark_pipeline.compatibility import stage as compatibility
 from spark_pipeline.errors import BenchmarkError
 from spark_pipeline.fleet.docker import Docker
 from spark_pipeline.fleet.known_hosts import enroll
@@ -60,6 +61,7 @@ def session(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sess
     enroll(project.fleet("lab"), project.known_hosts, say)
     with open_session(project, NAME, progress=say, run_id="test-benchmark") as session:
         weights.ensure(session)
+        compatibility.ensure(session)
         image.ensure(session)
         try:
             serving.ensure(session)

@@ -13,7 +13,9 @@ import pytest
 import yaml
 from requests import delete
 
-from spark_pipeline.errors import ImageError, ImageNotFoundError
+from spark_pipeline.compatibility import stage as compatibility
+from spark_pipeline.compatibility.stage import CompatibilityResult
+from spark_pipeline.errors import CompatibilityError
 from spark_pipeline.fleet.docker import Docker, ImageFacts
 from spark_pipeline.fleet.fabric import fabric_ssh, prepare_fabric
 from spark_pipeline.fleet.known_hosts import enroll
@@ -28,6 +30,7 @@ from spark_pipeline.image.registry import remote_digest
 from spark_pipeline.image.transfer import Transfer, room_on
 from spark_pipeline.lab.lab import Lab
 from spark_pipeline.spec.project import Project
+from spark_pipeline_tests.choices import decide_on_first
 from spark_pipeline_tests.lab.small_images import (
     ENGINE,
     archive,
@@ -79,7 +82,12 @@ class Work:
     def ensure(self, *candidates: str, digest: str | None = None) -> stage.ImageResult:
         project = self.declare(*candidates)
         with open_session(project, "tiny", progress=self.said.append, run_id="test") as session:
+            decide_on_first(session, digest)
             return stage.ensure(session, digest=digest)
+
+    def judge(self, *candidates: str) -> CompatibilityResult:
+        with open_session(self.declare(*candidates), "tiny", progress=self.said.append, run_id="test") as session:
+            return compatibility.ensure(session)
 
 
 @pytest.fixture
@@ -259,18 +267,36 @@ def test_free_room_is_that_of_the_nodes_own_engine(lab: Lab, session: Session) -
 
 
 def test_an_image_that_exists_nowhere_is_named_with_every_answer(work: Work, registry: str) -> None:
-    with pytest.raises(ImageNotFoundError) as caught:
-        work.ensure(f"{registry}/sp-test/nowhere:1", f"{registry}/sp-test/neither:1")
-    first, second = caught.value.observed.splitlines()
-    assert first.startswith(f"{registry}/sp-test/nowhere:1: not on the head; registry {registry} has no ")
-    assert "404 Not Found" in second
+    with pytest.raises(CompatibilityError, match="no candidate image can serve the model") as caught:
+        work.judge(f"{registry}/sp-test/nowhere:1", f"{registry}/sp-test/neither:1")
+    for name in ("nowhere", "neither"):
+        assert f"{registry}/sp-test/{name}:1: not on the head; registry {registry} has no " in caught.value.observed
+    assert "404 Not Found" in caught.value.observed
 
 
 def test_an_image_for_another_processor_is_refused_before_it_is_run(session: Session, work: Work) -> None:
     session.head.run(["docker", "load", "--quiet"], input=archive("sp-test/arm:1", "arm64"), timeout=60)
-    with pytest.raises(ImageError) as caught:
-        work.ensure("sp-test/arm:1")
-    assert caught.value.observed == "sp-test/arm:1: arm64 image on amd64 node head (x86_64)"
+    with pytest.raises(CompatibilityError) as caught:
+        work.judge("sp-test/arm:1")
+    assert "sp-test/arm:1: arm64 image on amd64 node head (x86_64)" in caught.value.observed
+    assert probes(session) == ""
+
+
+def test_an_image_for_another_processor_in_a_registry_is_not_even_pulled(
+    session: Session, work: Work, registry: str
+) -> None:
+    reference = f"{registry}/sp-test/arm:2"
+    session.head.run(["docker", "load", "--quiet"], input=archive(reference, "arm64"), timeout=60)
+    session.head.run(["docker", "push", "--quiet", reference], timeout=120)
+    session.head.run(["docker", "image", "rm", reference], timeout=60)
+    digest = remote_digest(reference)
+    try:
+        with pytest.raises(CompatibilityError) as caught:
+            work.judge(reference)
+    finally:
+        delete(f"http://{registry}/v2/sp-test/arm/manifests/{digest}", timeout=10)
+    assert "its registry has it for linux/arm64 only, head is linux/amd64 (x86_64)" in caught.value.observed
+    assert held(session, "head", reference) is None
 
 
 @pytest.mark.parametrize(
@@ -284,8 +310,9 @@ def test_an_image_without_vllm_or_python_goes_nowhere(
         make_hostname_only(session.head, reference)
     else:
         build(session.head, reference, layer)
-    with pytest.raises(ImageError, match=words) as caught:
-        work.ensure(reference)
+    with pytest.raises(CompatibilityError, match="no candidate image") as caught:
+        work.judge(reference)
+    assert words in caught.value.observed
     assert "image.candidates" in caught.value.remedy
     assert held(session, "peer", reference) is None
     assert probes(session) == ""
@@ -295,7 +322,7 @@ def test_after_ctrl_c_no_container_of_the_probe_is_left(session: Session, work: 
     build(session.head, "sp-test/engine:asleep", {"sitecustomize.py": "import time; time.sleep(600)"})
     stop = interrupt_when(lambda: probes(session) != "")
     with pytest.raises(KeyboardInterrupt):
-        work.ensure("sp-test/engine:asleep")
+        work.judge("sp-test/engine:asleep")
     stop.join()
     assert probes(session) == ""
 

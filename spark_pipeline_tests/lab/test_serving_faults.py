@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from spark_pipeline.cluster import containers, join
+from spark_pipeline.compatibility import stage as compatibility
 from spark_pipeline.errors import (
     ClusterError,
     CommandTimeoutError,
@@ -67,6 +68,7 @@ def root(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     enroll(project.fleet("lab"), project.known_hosts, say)
     with open_session(project, NAME, progress=say, run_id="test") as session:
         weights.ensure(session)
+        compatibility.ensure(session)
         image.ensure(session)
         yield root
         serving.stop(session)
