@@ -183,9 +183,11 @@ def _not_registered(answer: ImageAnswer, inspection: Inspection | None, name: st
 
 def _no_fallback(answer: ImageAnswer, inspection: Inspection | None) -> str:
     transformers = f"transformers {answer.engine.transformers}"
-    if inspection is None or (inspection.transformers_class is None and not inspection.error):
-        return ""
+    if inspection is None or inspection.registered is None:
+        return ""  # nothing could be asked
     if inspection.transformers_class is None:
+        if not inspection.error:
+            return ""
         return f", and {transformers} does not say whether it has it: {inspection.error}"
     if not inspection.transformers_class:
         return f", nor does {transformers} have it"
