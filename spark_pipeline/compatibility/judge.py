@@ -105,8 +105,7 @@ def _probed(session: Session, declared: str, image: ImageFacts, wanted: Wanted) 
 
 def judged(declared: str, result: ProbeResult, wanted: Wanted) -> Judged:
     """The verdict about an image that answered."""
-    inspection = next((result.inspections[name] for name in wanted.architectures if name in result.inspections), None)
-    return Judged(declared, result.answer, judge(result.answer, inspection, wanted))
+    return Judged(declared, result.answer, judge(result.answer, result.inspections, wanted))
 
 
 def _working(session: Session, found: Sequence[Asked], wanted: Wanted) -> str | None:

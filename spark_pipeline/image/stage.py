@@ -131,7 +131,7 @@ def _built(session: Session, choice: ImageChoice, base: ImageFacts) -> tuple[boo
     wanted = Wanted((choice.architecture,), choice.model_type)
     try:
         result = probe(session.head, image, session.project, session.progress, wanted)
-        verdict = judge(result.answer, result.inspections.get(choice.architecture), wanted)
+        verdict = judge(result.answer, result.inspections, wanted)
         if not verdict.serves:
             raise ImageError(
                 f"{augmentation.tag} was built and cannot serve {choice.architecture}: it goes nowhere",

@@ -142,7 +142,7 @@ def test_the_older_image_does_not_know_the_architecture_and_the_release_that_doe
 def test_mounting_or_grafting_its_files_is_ruled_out_before_anything_is_built(case: CompatibilityReport) -> None:
     graft = ways(case, OLD)[Way.GRAFT]
     assert (graft.possible, graft.donor) == (False, NEW)
-    assert "vLLM 0.14.1 here, 0.17.0 in vllm-qwen35:0.17.0" in graft.why
+    assert "vLLM 0.14.1+cpu here, 0.17.0 in vllm-qwen35:0.17.0" in graft.why
     assert "the registry is a table" in graft.why
 
 
