@@ -29,11 +29,11 @@ _NEWEST_GLIBC_MINOR = 28
 _OLDEST_GLIBC_MINOR = 5
 _OLD_NAMES = ("manylinux2014", "manylinux2010", "manylinux1")
 _NETWORK = ("Retrying (Retry(", "ProxyError", "SSLError", "Could not fetch URL", "ConnectionError", "Max retries")
-_MISSING = "No matching distribution found"
+_NOTHING_FITS = ("No matching distribution found", "DO NOT MATCH THE HASHES")
 
 
 class NothingFitsError(Exception):
-    """The index has no wheel that satisfies a requirement; the text is pip's."""
+    """The index has no wheel that satisfies a requirement and its hash; the text is pip's."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def run_pip(words: Sequence[str], *, what: str, timeout: float = _ASK_SECONDS) -
     said = "\n".join(line for line in done.stderr.splitlines() if " is ignored: it is neither" not in line).strip()
     if any(word in said for word in _NETWORK):
         raise _no_answer(what, said[-800:])
-    if _MISSING in said:
+    if any(word in said for word in _NOTHING_FITS):
         raise NothingFitsError(said)
     raise ImageError(
         f"pip could not get {what}",

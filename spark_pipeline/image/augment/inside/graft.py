@@ -109,7 +109,8 @@ def imports(root, module, path):
             start = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             full = ".".join([*start, *([node.module] if node.module else [])])
             found += [full, *(f"{full}.{item.name}" for item in node.names)]
-    return found
+    # Importing a.b.c imports a and a.b, too.
+    return [name.rsplit(".", cut)[0] for name in found for cut in range(name.count(".") + 1)]
 
 
 def tables(tree):
