@@ -6,25 +6,22 @@ Every number is finite: Dagster takes a NaN without a word, and the plots then s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import dagster as dg
 
-from spark_pipeline.benchmark.result import BenchmarkPoint
 from spark_pipeline.benchmark.stage import BenchmarkResult
 from spark_pipeline.cluster.generation import Generation
 from spark_pipeline.cluster.stage import ClusterResult
-from spark_pipeline.compatibility.record import CandidateFacts
 from spark_pipeline.compatibility.stage import CompatibilityResult
+from spark_pipeline.defs import rows
 from spark_pipeline.fleet.host import shell_text
 from spark_pipeline.fleet.plan import StagePlan
 from spark_pipeline.fleet.progress import human_bytes, human_seconds
 from spark_pipeline.image.stage import ImageResult
-from spark_pipeline.image.strategy import Option
 from spark_pipeline.serving.stage import ServingResult
-from spark_pipeline.weights.model_facts import ModelFacts
-from spark_pipeline.weights.result import NodeResult, WeightsResult
+from spark_pipeline.weights.result import WeightsResult
 
 Value = str | int | float | None | dg.MetadataValue
 _NOTHING_TO_DO = "nothing to do"
@@ -46,10 +43,10 @@ def of_compatibility(result: CompatibilityResult) -> dg.MaterializeResult:
         image_fingerprint=choice.fingerprint,
         way=choice.way.value,
         model_bytes=model.size_bytes,
-        options=table([_option_row(option) for option in report.options]),
-        images=table([_candidate_row(candidate) for candidate in report.candidates]),
+        options=table([rows.of_option(option) for option in report.options]),
+        images=table([rows.of_candidate(candidate) for candidate in report.candidates]),
         layouts=table([layout.model_dump(exclude={"text"}) for layout in report.layouts]),
-        model=table([_model_row(model)]),
+        model=table([rows.of_model(model)]),
         dtypes=table([share.model_dump() for share in model.dtypes]),
         **_told(result.plan),
     )
@@ -73,7 +70,7 @@ def of_weights(result: WeightsResult) -> dg.MaterializeResult:
         downloaded_bytes=sum(node.downloaded_bytes for node in result.nodes),
         copied_bytes=sum(node.copied_bytes for node in result.nodes),
         verified_bytes=sum(node.verified_bytes for node in result.nodes),
-        nodes=table([_node_row(node) for node in result.nodes]),
+        nodes=table([rows.of_node(node) for node in result.nodes]),
         **_told(result.plan),
     )
 
@@ -141,9 +138,9 @@ def of_benchmark(result: BenchmarkResult) -> dg.MaterializeResult:
         f"{len(result.points)} points: {did}",
         changed=result.changed,
         duration_seconds=round(result.seconds, 2),
-        points=table([_row(point) for point in result.points]),
+        points=table([rows.of_point(point) for point in result.points]),
         history=dg.MetadataValue.path(result.history_file),
-        **{key: value for point in result.points for key, value in _series(point).items()},
+        **{key: value for point in result.points for key, value in rows.series(point).items()},
         **_told(result.plan),
     )
 
@@ -159,17 +156,17 @@ def of_dashboard(page: Path) -> dg.MaterializeResult:
     )
 
 
-def table(rows: Sequence[Mapping[str, object]]) -> dg.MetadataValue | None:
+def table(found: Sequence[Mapping[str, object]]) -> dg.MetadataValue | None:
     """None for no rows: Dagster cannot guess columns from nothing."""
-    if not rows:
+    if not found:
         return None
-    columns = list(dict.fromkeys(key for row in rows for key in row))  # Dagster takes the first row's for all
+    columns = list(dict.fromkeys(key for row in found for key in row))  # Dagster takes the first row's for all
     records = [
         {
             key: value if isinstance(value := row.get(key), str | int | float | bool) else str(value or "")
             for key in columns
         }
-        for row in rows
+        for row in found
     ]
     return dg.MetadataValue.table([dg.TableRecord(record) for record in records])
 
@@ -203,62 +200,4 @@ def _told(plan: StagePlan) -> dict[str, Value]:
     return {
         "reasons": dg.MetadataValue.md("\n".join(f"- {reason}" for reason in plan.reasons)),
         "commands": code("\n".join(command.text() for command in plan.commands)) if plan.commands else None,
-    }
-
-
-def _option_row(option: Option) -> dict[str, object]:
-    state = "chosen" if option.is_chosen else "possible" if option.possible else "ruled out"
-    way = f"{option.way} from {option.donor}" if option.donor else option.way.value
-    return {"image": option.candidate, "way": way, "verdict": state, "why": option.why, "cost": option.cost}
-
-
-def _candidate_row(candidate: CandidateFacts) -> dict[str, object]:
-    verdict, engine = candidate.verdict, candidate.engine
-    return {
-        "image": candidate.declared,
-        "verdict": verdict.kind.value if verdict else "not asked",
-        "evidence": verdict.evidence.value if verdict else "",
-        "why": verdict.why if verdict else candidate.against,
-        "platform": candidate.platform,
-        "installed_as": candidate.installed_as,
-        "directory": candidate.directory,
-        "entrypoint": " ".join(candidate.entrypoint),
-        **(engine.versions() if engine else {}),
-    }
-
-
-def _model_row(model: ModelFacts) -> dict[str, object]:
-    shown = model.model_dump(mode="json", exclude={"dtypes", "schema_version"})
-    return {**shown, "architectures": ", ".join(model.architectures)}
-
-
-def _node_row(node: NodeResult) -> dict[str, object]:
-    row = {key: round(value, 2) if isinstance(value, float) else value for key, value in vars(node).items()}
-    return {**row, "repaired": ", ".join(bad.path for bad in node.repaired)}
-
-
-def _row(point: BenchmarkPoint) -> dict[str, object]:
-    return {
-        "profile": point.profile,
-        "input_tokens": point.input_tokens,
-        "output_tokens": point.output_tokens,
-        "concurrency": point.concurrency,
-        "output_tokens_per_second": round(point.output_tokens_per_second, 2),
-        "ttft_ms_p50": round(point.ttft_ms.p50, 1),
-        "ttft_ms_p95": round(point.ttft_ms.p95, 1),
-        "tpot_ms_p50": round(point.tpot_ms.p50, 2) if point.tpot_ms else "",
-        "e2e_ms_p95": round(point.e2e_ms.p95, 1),
-        "completed": point.completed,
-        "failed": point.failed,
-        "measured_at": point.started_at.strftime("%Y-%m-%d %H:%M UTC"),
-    }
-
-
-def _series(point: BenchmarkPoint) -> dict[str, Value]:
-    """Numbers whose names stay the same from run to run: the UI draws a line through each."""
-    name = f"{point.profile}_{point.input_tokens}in_{point.output_tokens}out_c{point.concurrency}"
-    return {
-        f"{name}_output_tokens_per_second": point.output_tokens_per_second,
-        f"{name}_ttft_ms_p95": point.ttft_ms.p95,
-        f"{name}_tpot_ms_p50": point.tpot_ms.p50 if point.tpot_ms else None,
     }
