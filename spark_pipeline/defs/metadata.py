@@ -6,7 +6,7 @@ Every number is finite: Dagster takes a NaN without a word, and the plots then s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import dagster as dg
