@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from spark_pipeline.compatibility import judge as judging
 from spark_pipeline.compatibility.judge import Asked, ask_all
@@ -19,11 +18,10 @@ from spark_pipeline.image.answer import Inspection, ProbeResult, Registry
 from spark_pipeline.image.candidates import Candidate, Machine
 from spark_pipeline.image.registry import RemoteImage
 from spark_pipeline.image.verdict import Kind, Wanted
-from spark_pipeline.spec.project import Project
-from spark_pipeline_tests.doubles import ScriptedConnection, ScriptedHost
+from spark_pipeline_tests.doubles import ScriptedHost
+from spark_pipeline_tests.projects import scripted_session, tiny_project
 from spark_pipeline_tests.unit.image.samples import DIGEST, PROBED, image
 
-DATA = Path(__file__).parents[3] / "data"
 NODES = (Machine("head", "x86_64"), Machine("peer", "x86_64"))
 ARCHITECTURE = "Qwen3ForCausalLM"
 WANTED = Wanted((ARCHITECTURE,), "qwen3")
@@ -76,15 +74,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 @pytest.fixture
 def ask(tmp_path: Path) -> Callable[..., dict[str, Asked]]:
     def ask(*declared: str, may_pull: bool = True) -> dict[str, Asked]:
-        for kind, name in (("fleets", "lab"), ("deployments", "tiny"), ("profiles", "smoke")):
-            text = yaml.safe_load((DATA / kind / f"{name}.yaml").read_text(encoding="utf-8"))
-            if kind == "deployments":
-                text["image"]["candidates"] = list(declared)
-            (tmp_path / "data" / kind).mkdir(parents=True, exist_ok=True)
-            (tmp_path / "data" / kind / f"{name}.yaml").write_text(yaml.safe_dump(text))
-        project = Project.load(tmp_path)
-        connection = ScriptedConnection([ScriptedHost("head"), ScriptedHost("peer")])
-        session = Session(project, project.deployment("tiny"), connection, print, "run")  # type: ignore[arg-type]
+        session = scripted_session(tiny_project(tmp_path, *declared), ScriptedHost("head"), ScriptedHost("peer"))
         found = ask_all(session, declared, None, WANTED, NODES, may_pull=may_pull)
         return {one.declared: one for one in found}
 

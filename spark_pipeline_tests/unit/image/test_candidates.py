@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 
 from spark_pipeline.errors import ImageError, ImageNotFoundError, RegistryError
 from spark_pipeline.fleet.session import Session
@@ -15,26 +14,18 @@ from spark_pipeline.image import candidates
 from spark_pipeline.image.candidates import Candidate, Machine, ask_registry, fitting, look, machines, pull
 from spark_pipeline.image.registry import RemoteImage
 from spark_pipeline.image.registry_client import NotAllowedError
-from spark_pipeline.spec.project import Project
-from spark_pipeline_tests.doubles import ScriptedConnection, ScriptedHost
+from spark_pipeline_tests.doubles import ScriptedHost
+from spark_pipeline_tests.projects import scripted_session, tiny_project
 from spark_pipeline_tests.unit.image.samples import DIGEST, image_json
 
-DATA = Path(__file__).parents[3] / "data"
 LAB = (Machine("head", "x86_64"), Machine("peer", "x86_64"))
 SPARKS = (Machine("head", "aarch64"), Machine("peer", "aarch64"))
 REMOTE = RemoteImage(DIGEST, ("linux/amd64",), 400)
 
 
 def session(tmp_path: Path, head: ScriptedHost, *declared: str) -> Session:
-    for kind, name in (("fleets", "lab"), ("deployments", "tiny"), ("profiles", "smoke")):
-        text = yaml.safe_load((DATA / kind / f"{name}.yaml").read_text(encoding="utf-8"))
-        if kind == "deployments":
-            text["image"]["candidates"] = list(declared)
-        (tmp_path / "data" / kind).mkdir(parents=True, exist_ok=True)
-        (tmp_path / "data" / kind / f"{name}.yaml").write_text(yaml.safe_dump(text))
-    project = Project.load(tmp_path)
-    connection = ScriptedConnection([head, ScriptedHost("peer").on("uname", "-m", stdout="x86_64\n")])
-    return Session(project, project.deployment("tiny"), connection, print, "run-1")  # type: ignore[arg-type]
+    peer = ScriptedHost("peer").on("uname", "-m", stdout="x86_64\n")
+    return scripted_session(tiny_project(tmp_path, *declared), head, peer)
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, answer: RemoteImage | RegistryError | ImageNotFoundError) -> list[str]:

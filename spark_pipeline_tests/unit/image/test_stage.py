@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
 from spark_pipeline.errors import ImageError, StateError
 from spark_pipeline.fleet.session import Session
@@ -16,11 +15,11 @@ from spark_pipeline.image.record import read_record
 from spark_pipeline.spec import store
 from spark_pipeline.spec.project import Project
 from spark_pipeline_tests.choices import choice_of
-from spark_pipeline_tests.doubles import ScriptedConnection, ScriptedHost
+from spark_pipeline_tests.doubles import ScriptedHost
+from spark_pipeline_tests.projects import scripted_session, tiny_project
 from spark_pipeline_tests.unit.image.samples import DIGEST, ENGINE, PROBED, image, image_json
 
 OWN = own_tag(image().fingerprint)
-DATA = Path(__file__).parents[3] / "data"
 
 
 @pytest.fixture
@@ -34,15 +33,7 @@ def peer() -> ScriptedHost:
 
 
 def session(tmp_path: Path, head: ScriptedHost, peer: ScriptedHost, *candidates: str) -> Session:
-    for kind, name in (("fleets", "lab"), ("deployments", "tiny"), ("profiles", "smoke")):
-        declared = yaml.safe_load((DATA / kind / f"{name}.yaml").read_text(encoding="utf-8"))
-        if kind == "deployments":
-            declared["image"]["candidates"] = list(candidates)
-        (tmp_path / "data" / kind).mkdir(parents=True, exist_ok=True)
-        (tmp_path / "data" / kind / f"{name}.yaml").write_text(yaml.safe_dump(declared))
-    project = Project.load(tmp_path)
-    connection = ScriptedConnection([head, peer])
-    made = Session(project, project.deployment("tiny"), connection, print, "run-1")  # type: ignore[arg-type]
+    made = scripted_session(tiny_project(tmp_path, *candidates), head, peer)
     keep_choice(made, choice_of(made, candidates[0], image()))
     return made
 
@@ -163,9 +154,7 @@ def test_a_decision_for_another_declaration_is_not_followed(
     session(tmp_path, head, peer, "engine:1")
     path = tmp_path / "data" / "deployments" / "tiny.yaml"
     path.write_text(path.read_text().replace("tensor: 2", "tensor: 1"))
-    project = Project.load(tmp_path)
-    connection = ScriptedConnection([head, peer])
-    work = Session(project, project.deployment("tiny"), connection, print, "run-2")  # type: ignore[arg-type]
+    work = scripted_session(Project.load(tmp_path), head, peer, "run-2")
     with pytest.raises(StateError, match="for another declaration of tiny"):
         stage.ensure(work)
 

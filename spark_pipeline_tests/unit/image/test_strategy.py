@@ -179,7 +179,7 @@ def test_nothing_is_grafted_from_a_candidate_that_was_not_asked() -> None:
 # --- grafts
 
 
-GRAFT = {"image": {"graft": {"base": OLD, "donor": NEW}}}
+GRAFT: dict[str, Any] = {"image": {"graft": {"base": OLD, "donor": NEW}}}
 
 
 def test_a_graft_that_is_asked_for_by_name_is_the_only_way() -> None:
