@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import time
 import urllib.error
@@ -30,13 +31,19 @@ http: {{addr: "{address}"}}
 
 @dataclass(frozen=True)
 class Service:
-    """A process of ours that answers HTTP."""
+    """A process of ours that answers HTTP.
+
+    Args:
+        ready_url: any answer below 500 counts.
+        version: of its program; one that runs an older one is replaced, as the lab outlives a `git pull`.
+    """
 
     name: str
     argv: tuple[str, ...]
     port: int
-    ready_url: str  # any answer below 500 counts
+    ready_url: str
     run_folder: Path
+    version: str = ""
 
     @property
     def pid_file(self) -> Path:
@@ -49,9 +56,22 @@ class Service:
         return self.run_folder / f"{self.name}.log"
 
     @property
+    def _is_current(self) -> bool:
+        """Whether what runs was started from this very program."""
+        try:
+            return self._version_file.read_text() == self.version
+        except FileNotFoundError:
+            return not self.version
+
+    @property
+    def _version_file(self) -> Path:
+        return self.run_folder / f"{self.name}.version"
+
+    @property
     def answers(self) -> bool:
-        """Whether our process runs and answers; somebody else's on the same port does not count."""
-        return read_pid_file(self.pid_file) is not None and self._get()
+        """Whether our process runs and answers; somebody else's on the same port, or an older program's, does not
+        count."""
+        return read_pid_file(self.pid_file) is not None and self._is_current and self._get()
 
     def _get(self) -> bool:
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # http_proxy knows no lab addresses
@@ -64,7 +84,7 @@ class Service:
             return False
 
     def start(self) -> None:
-        """Start it unless it answers; a process that runs and does not answer is replaced.
+        """Start it unless it answers; one that does not answer, or runs an older program, is replaced.
 
         Raises:
             LabError: it ended, or did not answer in time; with the end of its log.
@@ -79,6 +99,7 @@ class Service:
         self.log.unlink(missing_ok=True)
         # From the folder above the package: `-m spark_pipeline...` is found there without being installed.
         above = Path(spark_pipeline.__file__).parent.parent
+        self._version_file.write_text(self.version)
         process = start_detached(self.argv, pid_file=self.pid_file, log=self.log, cwd=above)
         deadline = time.monotonic() + READY_LIMIT_S
         while not self._get():
@@ -102,6 +123,7 @@ class Service:
         if process and not process.end(wait_s=5):
             raise LabError(f"the {self.name} does not end", observed=f"pid {process.pid}")
         self.pid_file.unlink(missing_ok=True)
+        self._version_file.unlink(missing_ok=True)
 
 
 def services(plan: LabPlan, paths: LabPaths) -> tuple[Service, Service]:
@@ -111,9 +133,17 @@ def services(plan: LabPlan, paths: LabPaths) -> tuple[Service, Service]:
     hub += ("--host", host, "--port", str(plan.hub_port), "--root", str(paths.hub))
     registry = (str(registry_program(paths)), "serve", str(_registry_config(paths)))
     return (
-        Service("hub", hub, plan.hub_port, f"{plan.hub_url}/", paths.run),
+        Service("hub", hub, plan.hub_port, f"{plan.hub_url}/", paths.run, _hub_version()),
         Service("registry", registry, plan.registry_port, f"http://{plan.registry_address}/v2/", paths.run),
     )
+
+
+def _hub_version() -> str:
+    """The hub's program: its modules and nothing else."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("hub_*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _registry_config(paths: LabPaths) -> Path:

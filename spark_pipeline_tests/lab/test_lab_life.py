@@ -234,6 +234,17 @@ def test_up_mends_a_node_whose_service_was_killed(second_lab: Lab, node: str, co
     assert ssh(second_lab, node, "docker", "ps", "-q").returncode == 0
 
 
+def test_up_replaces_a_hub_that_runs_an_older_program(second_lab: Lab) -> None:
+    before = read_pid_file(second_lab.paths.run / "hub.pid")
+    (second_lab.paths.run / "hub.version").write_text("older")
+    assert second_lab.up(2).up
+    after = read_pid_file(second_lab.paths.run / "hub.pid")
+    assert before
+    assert after
+    assert after.pid != before.pid
+    assert second_lab.status().hub_ok
+
+
 @pytest.mark.parametrize("name", ["hub", "registry"])
 def test_up_starts_a_killed_service_and_leaves_the_nodes_alone(second_lab: Lab, name: str) -> None:
     before = pids(second_lab)
