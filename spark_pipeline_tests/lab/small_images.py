@@ -35,6 +35,20 @@ cp -r /usr/lib/python3.11 "$root/usr/lib/"
 find "$root" -name __pycache__ -prune -exec rm -rf {} +
 tar -cf - -C "$root" . | docker import -c "LABEL $1" -c 'ENV PATH=/usr/bin' -c 'ENTRYPOINT ["/bin/false"]' - "$2"
 """
+# A shell, and that Python where only its full name finds it.
+_OFF_PATH = r"""
+set -eu
+root=$(mktemp -d); trap 'rm -rf "$root"' EXIT
+for file in $(ldd /usr/bin/python3.11 /bin/dash | grep -o '/[^ :]*\.so[^ :]*'); do
+    mkdir -p "$root$(dirname "$file")"; cp -L "$file" "$root$file"
+done
+mkdir -p "$root/opt/venv/bin" "$root/opt/venv/lib" "$root/usr/bin" "$root/lib64"
+cp -L /lib64/ld-linux-x86-64.so.2 "$root/lib64/"
+cp -L /usr/bin/python3.11 "$root/opt/venv/bin/python3"; cp -L /bin/dash "$root/usr/bin/sh"
+cp -r /usr/lib/python3.11 "$root/opt/venv/lib/"
+find "$root" -name __pycache__ -prune -exec rm -rf {} +
+tar -cf - -C "$root" . | docker import -c "LABEL $1" -c 'ENV PATH=/usr/bin' - "$2"
+"""
 _LARGER = r"""
 set -eu
 context=$(mktemp -d); trap 'rm -rf "$context"' EXIT
@@ -63,15 +77,20 @@ def build(host: Host, reference: str, *layers: dict[str, str], base: str = PYTHO
     host.run(["sh", "-c", _BUILD, "sh", reference, dockerfile, *files], timeout=120)
 
 
-def make_base(host: Host) -> None:
-    """The image that all others here are made from."""
-    host.run(["sh", "-c", _BASE, "sh", LABEL, PYTHON], timeout=120)
+def make_base(host: Host, reference: str = PYTHON, label: str = LABEL) -> None:
+    """The image that all others here are made from; each test file that runs beside others has its own label."""
+    host.run(["sh", "-c", _BASE, "sh", label, reference], timeout=120)
 
 
-def make_hostname_only(host: Host, reference: str) -> None:
+def make_python_off_path(host: Host, reference: str, label: str = LABEL) -> None:
+    """An image whose Python is no word on PATH, as in some images with a virtual environment; it has a shell."""
+    host.run(["sh", "-c", _OFF_PATH, "sh", label, reference], timeout=120)
+
+
+def make_hostname_only(host: Host, reference: str, label: str = LABEL) -> None:
     """An image with one text file in it, and no Python."""
     script = 'tar -cf - -C /etc hostname | docker import -c "LABEL $1" - "$2"'
-    host.run(["sh", "-c", script, "sh", LABEL, reference], timeout=60)
+    host.run(["sh", "-c", script, "sh", label, reference], timeout=60)
 
 
 def make_larger(host: Host, reference: str) -> None:
@@ -105,10 +124,10 @@ def archive(reference: str, architecture: str) -> bytes:
     return made.getvalue()
 
 
-def forget(host: Host) -> None:
+def forget(host: Host, label: str = LABEL) -> None:
     """Remove every image of these tests. One that others are built on goes only after them, and Docker's list does
     not tell which of two from the same second that is: so in rounds."""
-    argv = ["docker", "image", "ls", "--all", "--quiet", "--no-trunc", "--filter", f"label={LABEL}"]
+    argv = ["docker", "image", "ls", "--all", "--quiet", "--no-trunc", "--filter", f"label={label}"]
     for _ in range(5):
         for image in dict.fromkeys(host.run(argv, timeout=60).stdout.split()):
             host.run(["docker", "image", "rm", "--force", image], timeout=60, check=False)
