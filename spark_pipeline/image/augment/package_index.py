@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from packaging.requirements import Requirement
+from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from spark_pipeline.errors import ImageError
@@ -172,7 +172,15 @@ def _found(item: dict[str, Any]) -> Found:
         sha256=hashes["sha256"],
         size_bytes=_size(download["url"]),
     )
-    return Found(wheel, tuple(Requirement(text) for text in metadata.get("requires_dist", ())))
+    try:
+        requires = tuple(Requirement(text) for text in metadata.get("requires_dist", ()))
+    except InvalidRequirement as error:
+        raise ImageError(
+            f"what {wheel} requires cannot be read",
+            observed=str(error).splitlines()[0],
+            remedy="see whether a newer release exists; `pip download` of it may work all the same",
+        ) from error
+    return Found(wheel, requires)
 
 
 def _size(url: str) -> int | None:
