@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from spark_pipeline.image.record import EngineFacts
 from spark_pipeline.spec.base import Record
@@ -96,4 +96,4 @@ class ProbeResult(Record):
     """One image, and what it answered about the architectures that it was asked for (none: only about itself)."""
 
     answer: ImageAnswer
-    inspections: dict[str, Inspection] = {}
+    inspections: dict[str, Inspection] = Field(default_factory=dict)
