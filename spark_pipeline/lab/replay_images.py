@@ -54,7 +54,7 @@ _LAYERS: dict[ReplayName, _Layer] = {
 
 
 def replay_image(lab: Lab, progress: Say, name: ReplayName) -> ImageTag:
-    """One of the replay's images on the head; built in a minute or less when it is not there, found in no time when it is.
+    """One of the replay's images on the head: built in a minute or less, found in no time when it is there.
 
     Raises:
         LabError: the lab is not up, wheels cannot be had, or a build failed.
