@@ -20,6 +20,8 @@ from spark_pipeline.image.augment import context as context_module
 from spark_pipeline.image.augment.context import context
 from spark_pipeline_tests.unit.image.augment_samples import keep, layered, make_pip, make_wheel, side
 
+pytestmark = pytest.mark.slow  # real virtual environments, real pip
+
 INSIDE = Path(context_module.__file__).parent / "inside"
 MARKER = "spark-pipeline-augment "
 
