@@ -32,7 +32,7 @@ def of_compatibility(result: CompatibilityResult) -> dg.MaterializeResult:
     assert choice is not None  # otherwise the stage raised
     model = report.model
     return _materialized(
-        choice.reason,
+        f"{choice.declared}, {choice.way}: chosen of {len(report.options)} ways",
         changed=False,
         duration_seconds=round(result.seconds, 2),
         repository=model.repo,

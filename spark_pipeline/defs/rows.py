@@ -14,7 +14,7 @@ Row = dict[str, object]
 def of_option(option: Option) -> Row:
     state = "chosen" if option.is_chosen else "possible" if option.possible else "ruled out"
     way = f"{option.way} from {option.donor}" if option.donor else option.way.value
-    return {"image": option.candidate, "way": way, "verdict": state, "why": option.why, "cost": option.cost}
+    return {"image": option.candidate, "way": way, "verdict": state, "cost": option.cost, "why": option.why}
 
 
 def of_candidate(candidate: CandidateFacts) -> Row:
