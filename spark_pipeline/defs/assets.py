@@ -23,6 +23,13 @@ from spark_pipeline.serving import stage as serving
 from spark_pipeline.spec.deployment import Deployment
 from spark_pipeline.spec.project import Project
 from spark_pipeline.weights import stage as weights
+from spark_pipeline.weights.checks import COMPLETE, PROVEN, ROOM
+
+WEIGHTS_CHECKS = {
+    COMPLETE: "Every file of the manifest is on every node.",
+    PROVEN: "Every file was read by its own node and has the digest that the hub names.",
+    ROOM: "Another revision of this model would fit on every node's disk.",
+}
 
 
 def deployment_assets(project: Project, deployment: Deployment) -> list[dg.AssetsDefinition]:
@@ -47,6 +54,10 @@ def deployment_assets(project: Project, deployment: Deployment) -> list[dg.Asset
         group_name=name,
         kinds={"huggingface"},
         deps=[compatibility_report],
+        check_specs=[
+            dg.AssetCheckSpec(check, asset=asset_key(name, "model_weights"), description=about)
+            for check, about in WEIGHTS_CHECKS.items()
+        ],
         pool=f"weights_{fleet}",
         description=f"Files of {deployment.model.repo} at one commit, verified by sha256 on every node.",
     )

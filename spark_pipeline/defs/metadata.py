@@ -21,6 +21,7 @@ from spark_pipeline.fleet.plan import StagePlan
 from spark_pipeline.fleet.progress import human_bytes, human_seconds
 from spark_pipeline.image.stage import ImageResult
 from spark_pipeline.serving.stage import ServingResult
+from spark_pipeline.weights.checks import Check, checks
 from spark_pipeline.weights.result import WeightsResult
 
 Value = str | int | float | None | dg.MetadataValue
@@ -55,7 +56,7 @@ def of_compatibility(result: CompatibilityResult) -> dg.MaterializeResult:
 def of_weights(result: WeightsResult) -> dg.MaterializeResult:
     record = result.record
     size = human_bytes(record.size_bytes)
-    return _materialized(
+    made = _materialized(
         f"{record.repo} at {record.commit[:12]}, {record.files} files, {size}: "
         + ("proven on every node" if result.changed else _NOTHING_TO_DO),
         changed=result.changed,
@@ -70,9 +71,11 @@ def of_weights(result: WeightsResult) -> dg.MaterializeResult:
         downloaded_bytes=sum(node.downloaded_bytes for node in result.nodes),
         copied_bytes=sum(node.copied_bytes for node in result.nodes),
         verified_bytes=sum(node.verified_bytes for node in result.nodes),
+        repaired_files=sum(len(node.repaired) for node in result.nodes),
         nodes=table([rows.of_node(node) for node in result.nodes]),
         **_told(result.plan),
     )
+    return made._replace(check_results=[_check(check) for check in checks(result)])
 
 
 def of_image(result: ImageResult) -> dg.MaterializeResult:
@@ -181,6 +184,16 @@ def _materialized(summary: str, *, changed: bool, **facts: Value) -> dg.Material
     shown: dict[str, Value | bool] = {"summary": summary, "changed": changed, **facts}
     finite = {key: value for key, value in shown.items() if not isinstance(value, float) or math.isfinite(value)}
     return dg.MaterializeResult(metadata={key: value for key, value in finite.items() if value is not None})
+
+
+def _check(check: Check) -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(
+        check_name=check.name,
+        passed=check.passed,
+        severity=dg.AssetCheckSeverity.WARN if check.is_warning else dg.AssetCheckSeverity.ERROR,
+        description=check.remedy or None,
+        metadata=dict(check.findings),
+    )
 
 
 def _identity(generation: Generation) -> dict[str, Value]:

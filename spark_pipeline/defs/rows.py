@@ -39,7 +39,8 @@ def of_model(model: ModelFacts) -> Row:
 
 def of_node(node: NodeResult) -> Row:
     row = {key: round(value, 2) if isinstance(value, float) else value for key, value in vars(node).items()}
-    return {**row, "repaired": ", ".join(bad.path for bad in node.repaired)}
+    rates = {f"{name}_mb_per_second": round(rate, 1) for name, rate in node.megabytes_per_second.items()}
+    return {**row, **rates, "repaired": ", ".join(bad.path for bad in node.repaired)}
 
 
 def of_point(point: BenchmarkPoint) -> Row:

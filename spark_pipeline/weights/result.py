@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from spark_pipeline.fleet.plan import StagePlan
+from spark_pipeline.weights.manifest import Manifest
 from spark_pipeline.weights.node.messages import BadFile, Report
 from spark_pipeline.weights.record import WeightsRecord
 
@@ -27,6 +29,16 @@ class NodeResult:
     verified_bytes: int = 0
     verify_seconds: float = 0.0
     repaired: tuple[BadFile, ...] = ()
+
+    @property
+    def megabytes_per_second(self) -> dict[str, float]:
+        """Rate of each kind of work that was done, in units of 10^6 bytes."""
+        work = {
+            "download": (self.downloaded_bytes, self.download_seconds),
+            "copy": (self.copied_bytes, self.copy_seconds),
+            "verify": (self.verified_bytes, self.verify_seconds),
+        }
+        return {name: count / 1e6 / seconds for name, (count, seconds) in work.items() if count and seconds}
 
     @property
     def seconds(self) -> float:
@@ -55,6 +67,7 @@ class WeightsResult:
         plan: what was found at the start, and what was done about it.
         page_url: the revision on the hub.
         nodes: in rank order.
+        reports: node -> how its files stand after the work.
     """
 
     record: WeightsRecord
@@ -62,3 +75,5 @@ class WeightsResult:
     plan: StagePlan
     page_url: str
     nodes: tuple[NodeResult, ...]
+    manifest: Manifest
+    reports: Mapping[str, Report]

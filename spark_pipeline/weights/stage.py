@@ -68,6 +68,8 @@ def ensure(session: Session, *, revision: str | None = None, rehash: bool = Fals
         plan=found,
         page_url=Hub.of(model).page_url(manifest.repo, manifest.commit),
         nodes=tuple(results.values()),
+        manifest=manifest,
+        reports=reports,
     )
 
 
@@ -79,7 +81,8 @@ def printable(fleet: Fleet, planned: WeightsPlan) -> StagePlan:
 def _apply(
     session: Session, planned: WeightsPlan, reports: dict[str, Report], results: dict[str, NodeResult], *, rehash: bool
 ) -> None:
-    """Read what is there, bring what is missing or wrong, read that too, write the markers. Adds to `results`."""
+    """Read what is there, bring what is missing or wrong, read that too, write the markers. Adds to `results`, and puts
+    how each node stands then into `reports`."""
     manifest = planned.manifest
 
     def add(more: Mapping[str, NodeResult]) -> None:
@@ -108,7 +111,7 @@ def _apply(
                 "and link: dmesg, smartctl, ethtool -S",
             )
     # Also where nothing changed: a head that gave files to a peer has them in its page cache, and gives that back.
-    seal(session, manifest, [node.node for node in planned.nodes])
+    reports.update(seal(session, manifest, [node.node for node in planned.nodes]))
     for result in results.values():
         if result.seconds:
             session.progress(_told(result))

@@ -42,10 +42,10 @@ def prove(session: Session, manifest: Manifest, nodes: Sequence[NodePlan], *, re
     return session.connection.each(by_name, work)
 
 
-def seal(session: Session, manifest: Manifest, names: Sequence[str]) -> None:
+def seal(session: Session, manifest: Manifest, names: Sequence[str]) -> dict[str, Report]:
     """Write the marker on these nodes: every file proven, index and shards agree. Raises VerificationError."""
     asked = request("seal", manifest, session.fleet.weights_dir)
-    session.connection.each(names, lambda host: call(host, asked, progress=session.progress))
+    return session.connection.each(names, lambda host: call(host, asked, progress=session.progress))
 
 
 def _result(node: str, report: Report, seconds: float) -> NodeResult:

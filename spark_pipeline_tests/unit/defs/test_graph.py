@@ -24,6 +24,7 @@ def test_assets_with_their_groups_kinds_pools_and_dependencies(defs: dg.Definiti
             "kinds": sorted(graph.get(key).kinds),
             "pools": sorted(graph.get(key).pools or ()),
             "needs": sorted(parent.to_user_string() for parent in graph.get(key).parent_keys),
+            "checks": sorted(check.name for check in graph.get(key).check_keys),
             "description": graph.get(key).description,
         }
         for key in sorted(graph.get_all_asset_keys())
