@@ -20,7 +20,8 @@ as_json = click.option("--json", "as_json", is_flag=True, help="One JSON documen
 
 
 class _Commands(click.Group):
-    """Our errors are for the person who gets them: the text, status 1, no traceback. `lab` is loaded when asked for."""
+    """Our errors are for the person who gets them: the text, status 1, no traceback. `weights` and `lab` are loaded
+    when they are asked for."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -34,10 +35,14 @@ class _Commands(click.Group):
             from spark_pipeline.lab.cli import lab
 
             return lab
+        if cmd_name == "weights":
+            from spark_pipeline.cli_weights import weights
+
+            return weights
         return super().get_command(ctx, cmd_name)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*super().list_commands(ctx), "lab"]
+        return [*super().list_commands(ctx), "weights", "lab"]
 
 
 @click.group(cls=_Commands, context_settings={"max_content_width": 110})
@@ -70,7 +75,7 @@ def enroll(name: str, replace: bool, as_json: bool) -> None:
     from spark_pipeline.fleet.known_hosts import enroll as pin
 
     project = Project.load()
-    keys = pin(project.fleet(name), project.known_hosts, _say, replace)
+    keys = pin(project.fleet(name), project.known_hosts, say, replace)
     click.echo(text.as_json(keys) if as_json else text.of_keys(keys))
 
 
@@ -115,7 +120,7 @@ def plan(deployment: str, directory: Path | None, as_json: bool) -> None:
     if directory is not None:
         plans = recorded_plans(project, deployment, directory)
     else:
-        with open_session(project, deployment, progress=_say, run_id=_run_id()) as session:
+        with open_session(project, deployment, progress=say, run_id=run_id()) as session:
             plans = observed_plans(session)
     click.echo(text.as_json(plans) if as_json else text.of_plans(deployment, plans))
 
@@ -133,7 +138,7 @@ def probe(image: str, model: str | None, fleet: str | None, as_json: bool) -> No
     from spark_pipeline.compatibility.probe import model_of, probe_image
 
     project = Project.load()
-    found = probe_image(project, image, model_of(project, model) if model else None, fleet, _say)
+    found = probe_image(project, image, model_of(project, model) if model else None, fleet, say)
     click.echo(text.as_json(found) if as_json else text.of_probe(found))
 
 
@@ -153,11 +158,11 @@ def status(deployment: str | None, as_json: bool) -> None:
     found, failed = [], []
     for name in names:
         try:
-            with open_session(project, name, progress=_say, run_id=_run_id()) as session:
+            with open_session(project, name, progress=say, run_id=run_id()) as session:
                 found.append(look(session))
         except SparkPipelineError as error:
             failed.append(name)
-            _say(f"{name}: {error}")
+            say(f"{name}: {error}")
     if found or not failed:
         click.echo(text.as_json(found) if as_json else text.of_statuses(found))
     if failed:
@@ -174,8 +179,8 @@ def stop(deployment: str) -> None:
 
     owner = f"{getpass.getuser()}@{socket.gethostname()}, spark-pipeline stop"
     with (
-        open_session(Project.load(), deployment, progress=_say, run_id=_run_id()) as session,
-        hold(session.head, fleet=session.fleet.name, owner=owner, run_id=session.run_id, progress=_say),
+        open_session(Project.load(), deployment, progress=say, run_id=run_id()) as session,
+        hold(session.head, fleet=session.fleet.name, owner=owner, run_id=session.run_id, progress=say),
     ):
         removed = stage.stop(session)
     click.echo(text.of_removed(deployment, removed))
@@ -202,11 +207,11 @@ def report() -> None:
     click.echo(write_report(Project.load()))
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
     click.echo(line, err=True)
 
 
-def _run_id() -> str:
+def run_id() -> str:
     return f"cli-{getpass.getuser()}-{os.getpid()}"
 
 

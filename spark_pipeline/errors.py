@@ -15,6 +15,7 @@
     ├── WeightsError              the model's files
     │   ├── HubError                  the hub said no, or cannot be reached
     │   ├── RevisionNotFoundError     repository or revision does not exist
+    │   ├── NoRoomError               the files do not fit on a node's disk
     │   └── VerificationError         bytes differ from the manifest
     ├── ImageError                the engine's image
     │   ├── ImageNotFoundError        it exists nowhere
@@ -136,6 +137,10 @@ class HubError(WeightsError):
 
 class RevisionNotFoundError(HubError):
     """The repository or its revision does not exist on the hub."""
+
+
+class NoRoomError(WeightsError):
+    """The files do not fit on a node's disk."""
 
 
 class VerificationError(WeightsError):

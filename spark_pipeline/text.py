@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # these bring paramiko and pandas along
     from spark_pipeline.fleet.facts import NodeFacts
     from spark_pipeline.fleet.known_hosts import PinnedKey
     from spark_pipeline.serving.status import DeploymentStatus
+    from spark_pipeline.weights.inventory import Revision
 
 
 def as_json(facts: object) -> str:
@@ -131,6 +132,32 @@ def of_removed(deployment: str, removed: Sequence[Container]) -> str:
     if not removed:
         return f"{deployment}: nothing was running"
     return "\n".join(f"removed {container.name} on {container.node}" for container in removed)
+
+
+def of_revisions(found: Sequence[Revision]) -> str:
+    if not found:
+        return "no model's files on any node"
+    head = ("NODE", "REPOSITORY", "COMMIT", "FILES", "SIZE", "STATE", "NEEDED BY")
+    rows = [
+        (
+            one.node,
+            one.repo,
+            one.commit[:12],
+            one.files,
+            human_bytes(one.size_bytes),
+            "complete" if one.complete else "not complete",
+            ", ".join(one.needed_by) or "nobody",
+        )
+        for one in found
+    ]
+    return columns([head, *rows])
+
+
+def of_spare(spare: Sequence[Revision], *, removed: bool) -> str:
+    if not spare:
+        return "every revision is needed: nothing to remove"
+    total = human_bytes(sum(one.size_bytes for one in spare))
+    return f"{of_revisions(spare)}\n{total} " + ("removed" if removed else "would go: run again with --yes")
 
 
 def of_history(points: Sequence[BenchmarkPoint]) -> str:

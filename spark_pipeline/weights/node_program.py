@@ -17,15 +17,16 @@ from spark_pipeline.fleet.host import Host
 from spark_pipeline.fleet.progress import Progress
 from spark_pipeline.weights.hub import GATED_REMEDY
 from spark_pipeline.weights.manifest import Manifest
-from spark_pipeline.weights.node.messages import Report, Request
+from spark_pipeline.weights.node.messages import Inventory, Report, Request
 
 INSPECT_SECONDS = 120.0
+_SHORT = ("inspect", "inventory", "remove")
 # 120 GB over a slow line take a day. Silence is what ends a call: the program gives a sign of life every second.
 WORK_SECONDS = 3 * 24 * 3600.0
 SILENCE_SECONDS = 60.0
 
 # In the order of their imports.
-_MODULES = ("messages", "layout", "verify", "download", "serve", "main")
+_MODULES = ("messages", "layout", "verify", "inventory", "download", "serve", "main")
 _START = "import sys; exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
 _LOAD = """
 import sys, types
@@ -66,6 +67,16 @@ def request(operation: str, manifest: Manifest, weights_dir: str, **more: Any) -
     )
 
 
+def ask_inventory(host: Host, weights_dir: str) -> Inventory:
+    """Every revision on a node. Raises what `call` raises."""
+    return Inventory.from_fields(_exchange(host, Request("inventory", weights_dir, "", "", "", ())))
+
+
+def remove_revision(host: Host, weights_dir: str, repo: str, commit: str) -> Inventory:
+    """Remove one revision from a node; what is left. Raises what `call` raises."""
+    return Inventory.from_fields(_exchange(host, Request("remove", weights_dir, repo, commit, "", ())))
+
+
 def call(
     host: Host,
     request: Request,
@@ -85,6 +96,18 @@ def call(
         HubError, VerificationError, WeightsError: the program's own findings.
         MachineError: and its children, from the host.
     """
+    return Report.from_fields(_exchange(host, request, progress=progress, on_bytes=on_bytes, on_port=on_port))
+
+
+def _exchange(
+    host: Host,
+    request: Request,
+    *,
+    progress: Progress = lambda _: None,
+    on_bytes: Callable[[int], None] = lambda _: None,
+    on_port: Callable[[int], None] = lambda _: None,
+) -> dict[str, Any]:
+    """The fields of the program's result."""
     last: dict[str, Any] = {}
 
     def listen(line: str) -> None:
@@ -102,7 +125,7 @@ def call(
             case "result" | "problem" as name:
                 last[name] = event
 
-    is_long = request.operation != "inspect"
+    is_long = request.operation not in _SHORT
     completed = host.stream(
         command(request.operation),
         on_line=listen,
@@ -120,7 +143,7 @@ def call(
             observed=f"status {completed.status}: {completed.stderr[-1500:] or 'it printed nothing'}",
             remedy="it needs python3 (3.10 or later) with its standard library on the node",
         )
-    return Report.from_fields(last["result"])
+    return last["result"]
 
 
 def _error(node: str, request: Request, kind: str, what: str, observed: str) -> SparkPipelineError:

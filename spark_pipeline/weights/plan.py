@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spark_pipeline.errors import WeightsError
+from spark_pipeline.errors import NoRoomError, WeightsError
 from spark_pipeline.fleet.progress import human_bytes
 from spark_pipeline.weights.manifest import Manifest
 from spark_pipeline.weights.node.messages import BadFile, Report, WantedFile
@@ -76,7 +76,8 @@ def plan(manifest: Manifest, directory: str, reports: Mapping[str, Report]) -> W
         reports: node name -> what its program saw, in rank order.
 
     Raises:
-        WeightsError: something stands in the way, may not be written, or does not fit. No byte has moved by then.
+        WeightsError: something stands in the way, or may not be written. No byte has moved by then.
+        NoRoomError: it does not fit.
     """
     planned = WeightsPlan(
         manifest, directory, tuple(_plan_node(manifest, name, report) for name, report in reports.items())
@@ -130,11 +131,11 @@ def _refuse_lack_of_room(planned: WeightsPlan) -> None:
         f"missing {human_bytes(node.needed_bytes - node.free_bytes)}"
         for node in short
     ]
-    raise WeightsError(
+    raise NoRoomError(
         f"{planned.manifest.repo} does not fit",
         node=short[0].node if len(short) == 1 else None,
         observed="\n".join(lines),
-        remedy=f"remove what is no longer served from the disk of {planned.directory}, or change weights_dir",
+        remedy=f"free some room on the disk of {planned.directory}, or change weights_dir",
     )
 
 

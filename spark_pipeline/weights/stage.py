@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from spark_pipeline.errors import VerificationError
+from spark_pipeline.errors import NoRoomError, VerificationError
 from spark_pipeline.fleet.plan import Command, StagePlan
 from spark_pipeline.fleet.progress import human_bytes, human_seconds
 from spark_pipeline.fleet.session import Session
@@ -14,6 +14,7 @@ from spark_pipeline.spec.fleet import Fleet
 from spark_pipeline.weights import node_program
 from spark_pipeline.weights.download import download
 from spark_pipeline.weights.hub import Hub
+from spark_pipeline.weights.inventory import list_revisions
 from spark_pipeline.weights.manifest import Manifest
 from spark_pipeline.weights.node.messages import Report
 from spark_pipeline.weights.plan import WeightsPlan
@@ -36,7 +37,7 @@ def plan(session: Session, revision: str | None = None) -> StagePlan:
         HubError, RevisionNotFoundError, WeightsError, MachineError: what `ensure` would meet before its first byte.
     """
     manifest = resolve(session.deployment.model, revision or session.deployment.model.revision, session.state_dir)
-    return printable(session.fleet, decide(manifest, _directory(session, manifest), observe(session, manifest)))
+    return printable(session.fleet, _decide(session, manifest, observe(session, manifest)))
 
 
 def ensure(session: Session, *, revision: str | None = None, rehash: bool = False) -> WeightsResult:
@@ -55,7 +56,7 @@ def ensure(session: Session, *, revision: str | None = None, rehash: bool = Fals
     model = session.deployment.model
     manifest = resolve_for_run(session, revision)
     reports = observe(session, manifest, rehash=rehash)
-    planned = decide(manifest, _directory(session, manifest), reports)
+    planned = _decide(session, manifest, reports)
     found = printable(session.fleet, planned)
     for reason in found.reasons:
         session.progress(reason)
@@ -71,6 +72,22 @@ def ensure(session: Session, *, revision: str | None = None, rehash: bool = Fals
         manifest=manifest,
         reports=reports,
     )
+
+
+def _decide(session: Session, manifest: Manifest, reports: Mapping[str, Report]) -> WeightsPlan:
+    """The plan; where it does not fit, the error also says what could go."""
+    try:
+        return decide(manifest, _directory(session, manifest), reports)
+    except NoRoomError as error:
+        spare = [one for one in list_revisions(session.project, session.fleet, session.connection) if not one.needed_by]
+        if spare:
+            error.remedy = "\n".join(
+                [
+                    f"spark-pipeline weights prune {session.fleet.name} removes what no deployment needs:",
+                    *(f"{one.node}: {one.repo} at {one.commit[:12]}, {human_bytes(one.size_bytes)}" for one in spare),
+                ]
+            )
+        raise
 
 
 def printable(fleet: Fleet, planned: WeightsPlan) -> StagePlan:

@@ -85,7 +85,7 @@ class Model:
             free_bytes=shutil.disk_usage(ground).free,
             obstacle=obstacles.found,
             unwritable=_unwritable(ground),
-            sealed=self._sealed(),
+            sealed=sealed_manifest(self.directory),
             has_rsync=shutil.which("rsync") is not None,
             absent=tuple(absent),
             unproven=tuple(unproven),
@@ -95,13 +95,19 @@ class Model:
 
     @property
     def marker(self) -> Path:
-        return self.state / "complete.json"
+        return marker_of(self.directory)
 
-    def _sealed(self) -> str:
-        try:
-            return json.loads(self.marker.read_text())["manifest_sha256"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return ""
+
+def marker_of(directory: Path) -> Path:
+    return directory / STATE_DIRECTORY / "complete.json"
+
+
+def sealed_manifest(directory: Path) -> str:
+    """The manifest's sha256 in a revision's marker; '' without one."""
+    try:
+        return json.loads(marker_of(directory).read_text())["manifest_sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 class Obstacles:

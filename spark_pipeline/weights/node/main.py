@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import errno
 import sys
+from pathlib import Path
 
 from spark_pipeline.weights.node.download import download
+from spark_pipeline.weights.node.inventory import inventory, remove
 from spark_pipeline.weights.node.layout import Model
-from spark_pipeline.weights.node.messages import Problem, Report, Request, emit
+from spark_pipeline.weights.node.messages import Inventory, Problem, Report, Request, emit
 from spark_pipeline.weights.node.serve import say_done, serve
-from spark_pipeline.weights.node.verify import give_back_all, only_one, seal, verify
+from spark_pipeline.weights.node.verify import give_back_all, lock, seal, verify
 
 
 def main() -> int:
@@ -33,8 +35,13 @@ def run(request: bytes) -> int:
     return 0
 
 
-def perform(request: Request) -> Report:
-    """inspect: look, change nothing. verify, download, seal: one program at a time. serve: hand files to a peer."""
+def perform(request: Request) -> Report | Inventory:
+    """inspect: look, change nothing. verify, download, seal: one program at a time. serve: hand files to a peer.
+    inventory, remove: about all revisions."""
+    if request.operation == "inventory":
+        return inventory(Path(request.weights_dir))
+    if request.operation == "remove":
+        return remove(request)
     model = Model(request)
     report = model.survey(rehash=request.rehash)
     if request.operation == "inspect":
@@ -43,7 +50,7 @@ def perform(request: Request) -> Report:
         raise Problem("files", "something stands where the model should lie", report.obstacle)
     if request.operation == "serve" and request.source:
         return serve(model, request.listen_on, request.source.token)
-    with only_one(model):
+    with lock(model.state):
         model = Model(request)  # what another run has proven while this one waited
         if request.operation == "verify":
             return verify(model, request.rehash)

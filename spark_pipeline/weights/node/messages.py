@@ -112,6 +112,34 @@ class Report:
         )
 
 
+@dataclass(frozen=True)
+class StoredRevision:
+    """One revision below weights_dir.
+
+    Args:
+        files: of the model; `size_bytes` on disk, with parts and what was set aside.
+        complete: the marker is there.
+    """
+
+    repo: str
+    commit: str
+    files: int
+    size_bytes: int
+    complete: bool
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """Every revision on this node, and what is free beside them."""
+
+    revisions: tuple[StoredRevision, ...]
+    free_bytes: int
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Inventory:
+        return cls(tuple(StoredRevision(**one) for one in fields["revisions"]), fields["free_bytes"])
+
+
 class Problem(Exception):
     """The work cannot be done. `kind` chooses the error on the other side, `observed` is the evidence."""
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from io import FileIO
+from pathlib import Path
 from typing import Any
 
 from spark_pipeline.weights.node.layout import Model, write_json
@@ -49,18 +50,27 @@ def feed(stream: FileIO, digest: Any, counter: Counter | None = None) -> None:
 
 
 @contextmanager
-def only_one(model: Model) -> Iterator[None]:
-    """One program at a time works on a model's directory; the second waits, and finds the first one's work done."""
-    model.state.mkdir(parents=True, exist_ok=True)
-    with (model.state / "lock").open("w") as lock:
+def lock(state: Path, *, wait: bool = True) -> Iterator[None]:
+    """One program at a time works on a model's directory; the second waits, and finds the first one's work done.
+
+    Args:
+        state: the directory's own corner (STATE_DIRECTORY in it).
+
+    Raises:
+        Problem: another program works there, and `wait` is off.
+    """
+    state.mkdir(parents=True, exist_ok=True)
+    with (state / "lock").open("w") as file:
         waiting = False
         while True:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
+                if not wait:
+                    raise Problem("files", "another run works on this revision", str(state.parent)) from None
                 if not waiting:
-                    emit("note", text=f"another run works on {model.directory}; waiting for it")
+                    emit("note", text=f"another run works on {state.parent}; waiting for it")
                 waiting = True
                 emit("progress", bytes=0)
                 time.sleep(1)

@@ -1,0 +1,65 @@
+"""Which revisions lie below weights_dir, how large they are, and making one go."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from spark_pipeline.weights.node.layout import STATE_DIRECTORY, is_safe_path, sealed_manifest
+from spark_pipeline.weights.node.messages import Inventory, Problem, Request, StoredRevision
+from spark_pipeline.weights.node.verify import lock
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_GOING = ".spark_pipeline-going-"
+
+
+def inventory(weights_dir: Path) -> Inventory:
+    """Every <owner>/<name>/<commit> with files of ours in it, and what an interrupted removal left."""
+    found: list[StoredRevision] = []
+    for directory in sorted(_revisions(weights_dir)):
+        files, size_bytes = _measure(directory)
+        repo = directory.parent.relative_to(weights_dir).as_posix()
+        commit = directory.name.removeprefix(_GOING)
+        found.append(StoredRevision(repo, commit, files, size_bytes, bool(sealed_manifest(directory))))
+    ground = next(path for path in (weights_dir, *weights_dir.parents) if path.exists())
+    return Inventory(tuple(found), shutil.disk_usage(ground).free)
+
+
+def remove(request: Request) -> Inventory:
+    """Remove one revision: it goes out of sight at once, under a name that no run looks for, then from the disk.
+
+    Raises:
+        Problem: it is not there, was not made by us, or a run works on it.
+    """
+    weights_dir = Path(request.weights_dir)
+    if not is_safe_path(request.repo) or not _COMMIT.fullmatch(request.commit):
+        raise Problem("request", "this names no revision", f"{request.repo} {request.commit}")
+    directory = weights_dir / request.repo / request.commit
+    going = directory.with_name(_GOING + request.commit)
+    if directory.is_dir():
+        if not (directory / STATE_DIRECTORY).is_dir() or directory.is_symlink():
+            raise Problem("files", "this directory was not made by spark_pipeline", str(directory))
+        with lock(directory / STATE_DIRECTORY, wait=False):
+            shutil.rmtree(going, ignore_errors=True)
+            os.replace(directory, going)
+    if not going.is_dir():
+        raise Problem("files", "there is no such revision here", str(directory))
+    shutil.rmtree(going)
+    return inventory(weights_dir)
+
+
+def _revisions(weights_dir: Path) -> Iterator[Path]:
+    for directory in weights_dir.glob("*/*/*"):
+        is_ours = directory.name.startswith(_GOING) or (directory / STATE_DIRECTORY).is_dir()
+        if is_ours and _COMMIT.fullmatch(directory.name.removeprefix(_GOING)) and not directory.is_symlink():
+            yield directory
+
+
+def _measure(directory: Path) -> tuple[int, int]:
+    """Files that belong to the model, and bytes of everything there: parts and files set aside take room too."""
+    found = [path for path in directory.rglob("*") if path.is_file() and not path.is_symlink()]
+    own = [path for path in found if path.is_relative_to(directory / STATE_DIRECTORY)]
+    return len(found) - len(own), sum(path.stat().st_blocks * 512 for path in found)

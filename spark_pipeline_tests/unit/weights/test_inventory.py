@@ -1,0 +1,139 @@
+"""What lies on a node, who needs it, and what goes: real files and the real program; containers are made up."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spark_pipeline.errors import NoRoomError, StateError, WeightsError
+from spark_pipeline.fleet.session import Session, open_session
+from spark_pipeline.spec.project import Project
+from spark_pipeline.weights import inventory, stage
+from spark_pipeline.weights.inventory import Revision, list_revisions, prune
+
+OLD = {"config.json": b"{}", "model-1.bin": os.urandom(30_000)}
+NEW = {"config.json": b"{}", "model-1.bin": os.urandom(40_000)}
+
+
+@pytest.fixture
+def session(hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """One local node that holds two revisions; the second one is what the deployment has now."""
+    data = tmp_path / "project" / "data"
+    for folder in ("fleets", "deployments", "profiles"):
+        (data / folder).mkdir(parents=True)
+    (data / "fleets" / "here.yaml").write_text(
+        f"name: here\naccelerator: none\nweights_dir: {tmp_path}/models\n"
+        "nodes: [{name: head, local: true, fabric: 127.0.0.1}]\n"
+    )
+    (data / "deployments" / "one.yaml").write_text(
+        f"name: one\nfleet: here\nmodel: {{repo: {hub.repo}, hub_url: '{hub.url}'}}\n"
+        "image: {candidates: [none]}\nserve: {served_name: one}\n"
+    )
+    monkeypatch.setattr(inventory, "_mounted", lambda host: {})
+    project = Project.load(data.parent)
+    for run, files in (("run-1", OLD), ("run-2", NEW)):
+        hub.publish(files)
+        with open_session(project, "one", progress=print, run_id=run) as session:
+            stage.ensure(session)
+    with open_session(project, "one", progress=print, run_id="run-3") as session:
+        yield session
+
+
+def revisions(session: Session) -> dict[bool, Revision]:
+    """By whether it is needed; there must be one of each at most."""
+    return {bool(one.needed_by): one for one in list_revisions(session.project, session.fleet, session.connection)}
+
+
+def directory(session: Session, revision: Revision) -> Path:
+    return Path(session.fleet.weights_dir) / revision.repo / revision.commit
+
+
+def test_every_revision_is_listed_with_its_size_and_who_needs_it(session: Session) -> None:
+    found = revisions(session)
+    new, old = found[True], found[False]
+    assert (new.needed_by, old.needed_by) == (("one: brought here last",), ())
+    assert new.complete
+    assert old.complete
+    assert new.files == 2
+    assert new.size_bytes > old.size_bytes >= 30_000
+
+
+def test_what_nobody_needs_goes_and_the_rest_stays(session: Session) -> None:
+    old = revisions(session)[False]
+    prune(session.fleet, session.connection, [old], print)
+    assert not directory(session, old).exists()
+    assert revisions(session).keys() == {True}
+    assert not stage.ensure(session).changed
+
+
+def test_what_served_well_last_stays(session: Session) -> None:
+    old = revisions(session)[False]
+    record = {"generation": {"repo": old.repo, "commit": old.commit, "number": 3}, "url": "http://x"}
+    (session.state_dir / "last_good.json").write_text(json.dumps(record))
+    found = list_revisions(session.project, session.fleet, session.connection)
+    assert {one.commit: one.needed_by for one in found}[old.commit] == ("one: was good last",)
+    with pytest.raises(ValueError, match="is needed"):
+        prune(session.fleet, session.connection, found, print)
+    assert directory(session, old).exists()
+
+
+def test_what_a_container_was_made_for_stays(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = revisions(session)[False]
+    monkeypatch.setattr(inventory, "_mounted", lambda host: {old.commit: "container sp-other-g1-r0"})
+    found = list_revisions(session.project, session.fleet, session.connection)
+    assert {one.commit: one.needed_by for one in found}[old.commit] == ("container sp-other-g1-r0",)
+
+
+def test_a_record_that_cannot_be_read_makes_nothing_unneeded(session: Session) -> None:
+    (session.state_dir / "last_good.json").write_text("{}")
+    with pytest.raises(StateError, match="nothing can be called unneeded"):
+        list_revisions(session.project, session.fleet, session.connection)
+
+
+def test_a_directory_that_is_not_ours_is_neither_listed_nor_removed(session: Session) -> None:
+    old = revisions(session)[False]
+    shutil.rmtree(directory(session, old) / ".spark_pipeline")
+    assert revisions(session).keys() == {True}
+    with pytest.raises(WeightsError, match="was not made by spark_pipeline"):
+        prune(session.fleet, session.connection, [old], print)
+    assert (directory(session, old) / "model-1.bin").exists()
+
+
+def test_a_revision_that_a_run_works_on_stays(session: Session) -> None:
+    old = revisions(session)[False]
+    with (directory(session, old) / ".spark_pipeline" / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(WeightsError, match="another run works on this revision"):
+            prune(session.fleet, session.connection, [old], print)
+    assert directory(session, old).exists()
+
+
+def test_a_removal_that_was_interrupted_is_finished_by_the_next(session: Session) -> None:
+    old = revisions(session)[False]
+    place = directory(session, old)
+    place.rename(place.with_name(f".spark_pipeline-going-{old.commit}"))
+    again = revisions(session)[False]
+    assert again.commit == old.commit
+    prune(session.fleet, session.connection, [again], print)
+    assert [path.name for path in place.parent.iterdir()] == [revisions(session)[True].commit]
+
+
+def test_without_room_it_is_said_what_could_go(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = revisions(session)[False]
+
+    def decide(*_: object) -> None:
+        raise NoRoomError(
+            "lab/x does not fit", observed="head: needs 2 GB, free 1 GB, missing 1 GB", remedy="free some"
+        )
+
+    monkeypatch.setattr(stage, "decide", decide)
+    with pytest.raises(NoRoomError) as caught:
+        stage.plan(session)
+    assert "spark-pipeline weights prune here" in caught.value.remedy
+    assert f"head: {old.repo} at {old.commit[:12]}" in caught.value.remedy
