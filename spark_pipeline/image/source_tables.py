@@ -2,7 +2,8 @@
 
 Only what tables are made of is understood: literals, names that were defined before, unions by `**`, `|` and `update`,
 comprehensions, and calls of dict-like classes with their entries. Whatever else stands there is UNKNOWN, entry by
-entry, so that one odd line does not hide the rest.
+entry, so that one odd line does not hide the rest. Which branch of an `if` would run is not asked: what any of them
+adds is counted, as every round of a loop is.
 """
 
 from __future__ import annotations
@@ -47,10 +48,38 @@ class _Reader:
             elif isinstance(statement, ast.Expr):
                 self._call(statement.value)
             elif isinstance(statement, ast.Try):
+                self._either([*statement.body, *statement.orelse], *(one.body for one in statement.handlers))
+                self.run(statement.finalbody)
+            elif isinstance(statement, ast.If):
+                self._either(statement.body, statement.orelse)
+            elif isinstance(statement, ast.Match):
+                self._either(*(case.body for case in statement.cases))
+            elif isinstance(statement, ast.With):
                 self.run(statement.body)
-            elif isinstance(statement, ast.If | ast.With):
-                # Which branch would run is not known: what the first one adds counts.
-                self.run(statement.body)
+            elif isinstance(statement, ast.For | ast.While):
+                self._loop(statement)
+
+    def _either(self, *branches: Iterable[ast.stmt]) -> None:
+        """Each branch is read as if it were the only one; afterwards a name holds what all of them gave it."""
+        before = dict(self.names)
+        ends: list[dict[str, Any]] = []
+        for branch in branches:
+            self._set(before)
+            self.run(branch)
+            ends.append(dict(self.names))
+        self._set({name: _all_of([end[name] for end in ends if name in end]) for end in ends for name in end})
+
+    def _loop(self, node: ast.For | ast.While) -> None:
+        """Every round of a loop over something that is known; else the body once."""
+        items = self.value(node.iter) if isinstance(node, ast.For) else UNKNOWN
+        for item in list(items) if isinstance(items, list | tuple | dict) else [UNKNOWN]:
+            if isinstance(node, ast.For):
+                self._bind(node.target, item)
+            self.run(node.body)
+        self.run(node.orelse)
+
+    def _set(self, names: Mapping[str, Any]) -> None:
+        self.names = dict(names)
 
     def _assign(self, targets: Iterable[ast.expr], value: Any) -> None:
         for target in targets:
@@ -184,8 +213,7 @@ class _Reader:
             self._bind(first.target, item)
             if all(self._holds(condition) for condition in first.ifs):
                 yield from self._loops(others)
-        self.names.clear()
-        self.names.update(before)
+        self._set(before)
 
     def _bind(self, target: ast.expr, item: Any) -> None:
         if isinstance(target, ast.Name):
@@ -193,6 +221,9 @@ class _Reader:
         elif isinstance(target, ast.Tuple | ast.List) and isinstance(item, tuple | list):
             for part, value in zip(target.elts, item, strict=False):
                 self._bind(part, value)
+        elif isinstance(target, ast.Tuple | ast.List):
+            for part in target.elts:  # not what an earlier round left there
+                self._bind(part, UNKNOWN)
 
     def _holds(self, node: ast.expr) -> bool:
         if isinstance(node, ast.BoolOp):
@@ -204,6 +235,19 @@ class _Reader:
                 return False
             return _compare(node.ops[0], left, right)
         return False
+
+
+def _all_of(values: list[Any]) -> Any:
+    """What several branches gave one name: their tables joined (of one key the first), else the first that is known."""
+    known = [value for value in values if value is not UNKNOWN]
+    if len(known) > 1 and all(isinstance(value, dict) for value in known):
+        if all(value is known[0] for value in known):  # others may hold the same table
+            return known[0]
+        return {key: value for table in reversed(known) for key, value in table.items()}
+    if len(known) > 1 and all(isinstance(value, list) for value in known):
+        first, *others = known
+        return first + [item for other in others if other is not first for item in other]
+    return known[0] if known else UNKNOWN
 
 
 def _compare(operator: ast.cmpop, left: Any, right: Any) -> bool:

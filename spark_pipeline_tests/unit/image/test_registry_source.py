@@ -95,12 +95,37 @@ ENTRY = '("qwen3", "Qwen3ForCausalLM")'
         'M = "qwen3"\n_VLLM_MODELS = {"Qwen3ForCausalLM": (M, f"{\'Qwen3\'}ForCausalLM")}',
         '_VLLM_MODELS = {"Qwen3ForCausalLM": ("qwen" + "3", "Qwen3ForCausalLM"), "Odd": f(), f(): 1}',
         f'try:\n    A = {{"Qwen3ForCausalLM": {ENTRY}}}\nexcept ImportError:\n    pass\n_VLLM_MODELS = {{**A}}',
+        'N = [("Qwen3ForCausalLM", "qwen3")]\n_VLLM_MODELS = {}\nfor a, m in N:\n    _VLLM_MODELS[a] = (m, a)',
+        f'T = {{}}\nfor a, b in find():\n    T[a] = (b, a)\nelse:\n    T["Qwen3ForCausalLM"] = {ENTRY}\n'
+        "_VLLM_MODELS = T",
+        f'T = {{}}\nwhile more():\n    T["Qwen3ForCausalLM"] = {ENTRY}\n    break\n_VLLM_MODELS = T',
+        f'with guard():\n    _VLLM_MODELS = {{"Qwen3ForCausalLM": {ENTRY}}}',
         f'_TEXT_MODELS = {{"Qwen3ForCausalLM": {ENTRY}}}\n_PREVIOUSLY_SUPPORTED_MODELS = {{"Old": "0.9.2"}}',
     ],
 )
 def test_other_ways_to_write_the_same_table(text: str) -> None:
     found = read_registry(text)
     assert (found.architectures, found.problem) == ({"Qwen3ForCausalLM": "qwen3:Qwen3ForCausalLM"}, "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "T = {'A': E}\nif cuda():\n    T['B'] = E\nelse:\n    T['C'] = E",
+        "if cuda():\n    T = {'A': E}\nelif rocm():\n    T = {'B': E}\nelse:\n    T = {'C': E}",
+        "if cuda():\n    T = {'A': E, 'B': E}\nelse:\n    T = {}\nT |= {'C': E}",
+        "L = ['A']\nif cuda():\n    L = L + ['B']\nelse:\n    L = ['C']\nT = {name: E for name in L}",
+        "T = {'A': E}\nS = T\nif cuda():\n    pass\nelse:\n    T.update(B=E)\nS['C'] = E",
+        "try:\n    import x\n    T = {'A': E}\nexcept ImportError:\n    T = {'B': E}\nfinally:\n    T['C'] = E",
+        "try:\n    T = {'A': E}\nexcept ImportError:\n    T = {'B': E}\nelse:\n    T['C'] = E",
+        "match kind():\n    case 1:\n        T = {'A': E}\n    case _:\n        T = {'B': E, 'C': E}",
+        "T = {}\nfor one in ('A', 'B'):\n    for other in {'C': 1}:\n        T[one] = T[other] = E",
+        "T = {}\nfor n in ['A', 'B', 'C']:\n    if odd(n):\n        T[n] = E\n    else:\n        T.update({n: E})",
+    ],
+)
+def test_what_any_branch_and_any_round_adds_is_counted(text: str) -> None:
+    found = read_registry(f"E = ('module', 'Class')\n{text}\n_VLLM_MODELS = T")
+    assert found.architectures == dict.fromkeys("ABC", "module:Class")
 
 
 @pytest.mark.parametrize(
