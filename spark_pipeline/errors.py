@@ -19,6 +19,8 @@
     │   └── VerificationError         bytes differ from the manifest
     ├── ImageError                the engine's image
     │   ├── ImageNotFoundError        it exists nowhere
+    │   ├── ImageSilentError          it did not answer now, which says nothing about it
+    │   ├── AugmentError              nothing can be layered onto it
     │   ├── RegistryError             the registry said no, or cannot be reached
     │   └── ImageDiffersError         two nodes hold different images
     ├── ClusterError              the containers and what joins them
@@ -153,6 +155,14 @@ class ImageError(SparkPipelineError):
 
 class ImageNotFoundError(ImageError):
     """The image is on no node and in no registry that can be asked."""
+
+
+class ImageSilentError(ImageError):
+    """An image did not answer what it was asked, for a reason that may pass."""
+
+
+class AugmentError(ImageError):
+    """What should be layered onto an image, or grafted into it, does not fit or cannot be built."""
 
 
 class RegistryError(ImageError):

@@ -85,7 +85,11 @@ def recorded_plans(project: Project, deployment: str, directory: Path) -> tuple[
         asked = [_recorded_candidate(directory, n, name, wanted) for n, name in enumerate(declared.image.candidates)]
         compatible = compatibility.decide(session, model, tuple(facts.values()), asked, occupied=False)
         if compatible.choice is None:
-            raise CompatibilityError(compatible.report.problem, observed="\n".join(compatible.plan.reasons))
+            raise CompatibilityError(
+                compatible.report.problem,
+                observed="\n".join(compatible.plan.reasons),
+                remedy=compatible.report.remedy,
+            )
         on_head, answer = next(
             (item.candidate.on_head, item.judged.answer)
             for item in asked

@@ -6,7 +6,7 @@ from spark_pipeline.errors import ImageNotFoundError
 from spark_pipeline.fleet.docker import ImageFacts
 from spark_pipeline.fleet.session import Session
 from spark_pipeline.image.augment.augmentation import Augmentation
-from spark_pipeline.image.candidates import ask_registry, fitting, look, machines, pull
+from spark_pipeline.image.candidates import Pin, ask_registry, look, machines, pull, wanted_candidates
 from spark_pipeline.image.choice import ImageChoice, declaration_hash, keep_choice
 from spark_pipeline.image.strategy import Way
 
@@ -25,6 +25,7 @@ def choice_of(
         fingerprint=image.fingerprint,
         way=Way.RAY_LAYERED if augmentation else Way.OWN_RAY,
         augmentation=augmentation,
+        commit="c" * 40,
         architecture="Qwen3ForCausalLM",
         model_type="qwen3",
         reason="decided by a test",
@@ -36,7 +37,8 @@ def choice_of(
 def decide_on_first(session: Session, digest: str | None = None) -> None:
     """Take the first declared candidate as it is, pulled if the head does not hold it, whatever is in it."""
     nodes = machines(session)
-    (candidate, *_) = look(session, fitting(session, digest)[:1], digest, nodes)
+    pin = Pin(digest) if digest else None
+    (candidate, *_) = look(session, wanted_candidates(session, pin)[:1], nodes)
     image = candidate.on_head
     if image is None:
         candidate = ask_registry(candidate, nodes)

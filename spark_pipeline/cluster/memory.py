@@ -6,8 +6,8 @@ total, so what the system holds must be taken off first: at 0.9 a Spark runs out
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from spark_pipeline.errors import ClusterError
 from spark_pipeline.fleet.facts import NodeFacts
@@ -21,6 +21,8 @@ RESERVE_BYTES = 10 * 2**30
 CEILING = 0.83
 # Beside its weights a rank needs room for activations, CUDA graphs, NCCL's buffers and at least some KV cache.
 WORKING_BYTES = 6 * 2**30
+# The part of it that is not KV cache.
+ACTIVATION_BYTES = 3 * 2**30
 # Without an accelerator the KV cache is what VLLM_CPU_KVCACHE_SPACE says, 1 GiB in the lab.
 CPU_WORKING_BYTES = 2**30
 MAX_NODES = 64
@@ -60,11 +62,30 @@ def utilization(nodes: Sequence[NodeFacts], *, occupied: bool) -> MemoryShare:
 
 
 @dataclass(frozen=True)
+class Demand:
+    """What is asked of the nodes' memory.
+
+    Args:
+        accelerator: of the fleet.
+        weights_bytes: of the whole model, spread evenly over the ranks.
+        cache_bytes: ranks -> KV cache that each of them needs for one request of the greatest length; 0: not known.
+        declared_share: `gpu_memory_utilization` where it is declared; None: `auto`.
+        occupied: containers of this very deployment run there: what they hold will be free when they are gone.
+    """
+
+    accelerator: Accelerator
+    weights_bytes: int
+    cache_bytes: Callable[[int], int] = lambda _: 0
+    declared_share: float | None = None
+    occupied: bool = False
+
+
+@dataclass(frozen=True)
 class Layout:
     """The model spread evenly over so many nodes.
 
     Args:
-        needs_bytes: of each node: its share of the weights and room to work.
+        needs_bytes: of each node: its share of the weights, and room to work with.
         has_bytes: what the tightest of the nodes can give.
         node: which one that is.
     """
@@ -87,57 +108,73 @@ class Layout:
         )
 
 
-def layouts(
-    nodes: Sequence[NodeFacts], accelerator: Accelerator, model_bytes: int, *, occupied: bool
-) -> tuple[Layout, ...]:
-    """1, 2, 4, ... nodes up to the first that fits, and at least up to all that there are.
+def layouts(nodes: Sequence[NodeFacts], demand: Demand) -> tuple[Layout, ...]:
+    """The model on 1, 2, 4, ... nodes and on all that there are; further, until it fits.
 
-    Beyond the fleet's own nodes the tightest of them stands for the others.
+    Beyond the given nodes the tightest of them stands for the others.
 
     Args:
-        nodes: of the whole fleet, in its order.
-        occupied: see `utilization`: an earlier generation still holds memory that will be free.
+        nodes: those of the deployment, in rank order.
     """
-    working = WORKING_BYTES if accelerator is Accelerator.NVIDIA else CPU_WORKING_BYTES
     found: list[Layout] = []
-    count = 1
-    while not found or count <= len(nodes) or not (found[-1].fits or count > MAX_NODES):
-        room, node = min((_room_bytes(facts, accelerator, occupied=occupied), facts.node) for facts in nodes[:count])
-        found.append(Layout(count, int(model_bytes / count + working), int(room), node))
-        count *= 2
+    for count in sorted({len(nodes), *(2**power for power in range(MAX_NODES.bit_length()))}):
+        if count > len(nodes) and any(layout.fits for layout in found):
+            break
+        room, node = min((_room_bytes(facts, demand), facts.node) for facts in nodes[:count])
+        found.append(Layout(count, int(demand.weights_bytes / count + _working_bytes(demand, count)), int(room), node))
     return tuple(found)
 
 
-def refuse_what_does_not_fit(nodes: Sequence[NodeFacts], share: float, model_bytes: int) -> None:
-    """Weights spread evenly over the ranks, and working room beside them, must fit into every node's share.
-
-    The scenario's first failure: 125 GB served by one Spark, found out after most of an hour of loading.
+def refuse_what_does_not_fit(nodes: Sequence[NodeFacts], demand: Demand) -> None:
+    """The scenario's first failure: 125 GB served by one Spark, found out after most of an hour of loading.
 
     Raises:
         ClusterError: names the node, what a rank needs and has, and the smallest layout that would fit.
     """
-    tightest = min(nodes, key=lambda facts: facts.memory_available_bytes)
-    has = share * min(facts.memory_total_bytes for facts in nodes)
-    needs = model_bytes / len(nodes) + WORKING_BYTES
-    if needs <= has:
+    found = layouts(nodes, demand)
+    layout = next(layout for layout in found if layout.nodes == len(nodes))
+    if layout.fits:
         return
-    smallest = layouts(nodes, Accelerator.NVIDIA, model_bytes, occupied=True)[-1]
-    if smallest.nodes > len(nodes):
-        remedy = f"spread it over more nodes: `parallel: {{tensor: {smallest.nodes}}}` is the smallest that fits"
-    else:
-        remedy = "free memory there: `docker ps`, `ps -eo rss,args --sort=-rss | head`"
+    tightest = next(facts for facts in nodes if facts.node == layout.node)
+    weights = demand.weights_bytes / layout.nodes
     raise ClusterError(
         "the model does not fit into the node's memory",
-        node=tightest.node,
-        observed=f"each of {len(nodes)} rank(s) needs {human_bytes(needs)}: {human_bytes(model_bytes / len(nodes))} of "
-        f"weights and {human_bytes(WORKING_BYTES)} to work with; its share of {share:.2f} is {human_bytes(has)} of "
-        f"{human_bytes(tightest.memory_total_bytes)}, {human_bytes(tightest.memory_available_bytes)} available now",
-        remedy=remedy,
+        node=layout.node,
+        observed=f"each of {layout.nodes} rank(s) needs {human_bytes(layout.needs_bytes)}: {human_bytes(weights)} of "
+        f"weights and {human_bytes(layout.needs_bytes - weights)} to work with; the node can give "
+        f"{human_bytes(layout.has_bytes)} of {human_bytes(tightest.memory_total_bytes)}, "
+        f"{human_bytes(tightest.memory_available_bytes)} available now",
+        remedy=more_room(nodes, demand),
     )
 
 
-def _room_bytes(facts: NodeFacts, accelerator: Accelerator, *, occupied: bool) -> float:
-    if accelerator is Accelerator.NONE:
-        return facts.memory_total_bytes * CEILING if occupied else facts.memory_available_bytes
-    ceiling = CEILING * facts.memory_total_bytes
-    return ceiling if occupied else min(ceiling, facts.memory_available_bytes - RESERVE_BYTES)
+def more_room(nodes: Sequence[NodeFacts], demand: Demand) -> str:
+    """What helps where the model does not fit on these nodes."""
+    idle = replace(demand, occupied=True)  # as if nothing else were running there
+    smallest = next((layout.nodes for layout in layouts(nodes, idle) if layout.fits), None)
+    if smallest is None:
+        return f"no layout of up to {MAX_NODES} such nodes fits: take a smaller or more quantised model"
+    if smallest <= len(nodes):
+        return "free memory there: `docker ps`, `ps -eo rss,args --sort=-rss | head`"
+    return (
+        f"spread it over more nodes: `parallel: {{tensor: {smallest}}}` is the smallest layout that fits such nodes; "
+        "or take a smaller or more quantised model"
+    )
+
+
+def _working_bytes(demand: Demand, ranks: int) -> int:
+    if demand.accelerator is Accelerator.NONE:
+        return CPU_WORKING_BYTES
+    return max(WORKING_BYTES, ACTIVATION_BYTES + demand.cache_bytes(ranks))
+
+
+def _room_bytes(facts: NodeFacts, demand: Demand) -> float:
+    """What the engine may take of one node."""
+    total, available = facts.memory_total_bytes, facts.memory_available_bytes
+    if demand.accelerator is Accelerator.NONE:
+        return CEILING * total if demand.occupied else available
+    share = CEILING if demand.declared_share is None else demand.declared_share
+    if demand.occupied:
+        return share * total
+    reserve = RESERVE_BYTES if demand.declared_share is None else 0
+    return min(share * total, available - reserve)

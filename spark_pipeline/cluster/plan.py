@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from spark_pipeline.cluster import commands
 from spark_pipeline.cluster.generation import LABEL, Generation, Rank, container_name, labels
-from spark_pipeline.cluster.memory import MemoryShare, refuse_what_does_not_fit, utilization
+from spark_pipeline.cluster.memory import Demand, MemoryShare, refuse_what_does_not_fit, utilization
 from spark_pipeline.cluster.network import rank_environment, usable_hcas
 from spark_pipeline.cluster.target import Target
 from spark_pipeline.errors import ClusterError
@@ -16,7 +16,7 @@ from spark_pipeline.fleet.facts import NodeFacts
 from spark_pipeline.fleet.host import shell_text
 from spark_pipeline.fleet.plan import Command, StagePlan
 from spark_pipeline.spec.deployment import Backend
-from spark_pipeline.spec.fleet import Accelerator
+from spark_pipeline.spec.fleet import Accelerator, Fleet
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,11 @@ class Running:
     @property
     def highest_number(self) -> int:
         return max((generation_of(container) for container in self.containers), default=0)
+
+    @property
+    def holds_memory(self) -> bool:
+        """Some of them run: what they hold will be free when they are gone."""
+        return any(container.state == "running" for container in self.containers)
 
     def complete(self, target: Target) -> tuple[Container, ...] | None:
         """The containers of the target's spec in rank order, if every rank runs and nothing else of it does."""
@@ -88,8 +93,8 @@ def plan(
         reason = f"generation {joined.number} already runs as declared on every node"
         return ClusterPlan(target, joined, (), None, (reason,))
     _refuse_missing_accelerator(target, facts)
-    _refuse_shared_accelerator(target, others)
-    share = _memory_share(target, [facts[node.name] for node in target.nodes], occupied=bool(running.containers))
+    refuse_shared_accelerator(target.fleet, others)
+    share = _memory_share(target, [facts[node.name] for node in target.nodes], occupied=running.holds_memory)
     number = max(running.highest_number, last_number) + 1
     generation = _generation(target, facts, number, share[0], run_id)
     reasons = [target.choice.reason, *share[1], *_left_out(target, facts)]
@@ -105,8 +110,9 @@ def generation_of(container: Container) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _refuse_shared_accelerator(target: Target, others: Sequence[Container]) -> None:
-    if target.fleet.accelerator is Accelerator.NONE or not others:
+def refuse_shared_accelerator(fleet: Fleet, others: Sequence[Container]) -> None:
+    """Raises ClusterError where another deployment runs on the nodes: a GB10 serves one."""
+    if fleet.accelerator is Accelerator.NONE or not others:
         return
     other = others[0]
     name = other.labels.get(LABEL + "deployment", "?")
@@ -146,7 +152,13 @@ def _memory_share(
         share = utilization(facts, occupied=occupied)
     else:
         share = MemoryShare(declared, f"gpu_memory_utilization {declared:.2f}: declared")
-    refuse_what_does_not_fit(facts, share.utilization, target.weights.size_bytes)
+    demand = Demand(
+        target.fleet.accelerator,
+        target.weights.size_bytes,
+        declared_share=None if declared == "auto" else declared,
+        occupied=occupied,
+    )
+    refuse_what_does_not_fit(facts, demand)
     return share.utilization, (share.reason,)
 
 

@@ -20,6 +20,7 @@ from spark_pipeline.fleet.docker import Container, Docker
 from spark_pipeline.fleet.facts import NodeFacts
 from spark_pipeline.fleet.progress import human_seconds
 from spark_pipeline.fleet.session import Session
+from spark_pipeline.image.choice import read_choice
 from spark_pipeline.image.record import read_record as read_image
 from spark_pipeline.spec.fleet import Accelerator
 from spark_pipeline.weights.record import read_record as read_weights
@@ -41,7 +42,15 @@ class ClusterResult:
 
 def target(session: Session) -> Target:
     """What should run, from the declaration and what weights and image stages recorded (StateError without them)."""
-    return build_target(session.deployment, session.fleet, session.nodes, read_weights(session), read_image(session))
+    weights, choice = read_weights(session), read_choice(session)
+    if weights.commit != choice.commit:
+        raise StateError(
+            "the image was decided on for another commit of the model than the one that is here",
+            observed=f"compatibility_report: {choice.commit}, model_weights: {weights.commit}",
+            remedy=f"materialize {session.deployment.name}/compatibility_report and {session.deployment.name}/"
+            "model_weights in one run",
+        )
+    return build_target(session.deployment, session.fleet, session.nodes, weights, read_image(session))
 
 
 def observe_facts(session: Session) -> Mapping[str, NodeFacts]:

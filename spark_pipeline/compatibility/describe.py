@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from spark_pipeline.compatibility.record import CandidateFacts, CompatibilityReport
 from spark_pipeline.fleet.plan import StagePlan
 from spark_pipeline.fleet.progress import human_bytes
-from spark_pipeline.image.strategy import Option
+from spark_pipeline.image.strategy import Judged, Option
 from spark_pipeline.image.verdict import Kind
 from spark_pipeline.weights.model_facts import ModelFacts
 
@@ -20,11 +22,12 @@ def plan(report: CompatibilityReport, *, pulls: bool) -> StagePlan:
         *(of_candidate(candidate) for candidate in report.candidates),
         *(of_option(option) for option in report.options),
     ]
-    if pulls and report.choice is None:
+    waits = pulls and report.choice is None
+    if waits:
         reasons.append("what is inside an image is known only after the pull")
-    elif report.problem:
-        reasons.append(f"BLOCKED: {report.problem}. {remedy(report)}")
-    return StagePlan(STAGE, pulls and report.choice is None, tuple(reasons))
+    if report.problem and not (waits and report.fits):
+        reasons.append(f"BLOCKED: {report.problem}. {report.remedy}")
+    return StagePlan(STAGE, waits, tuple(reasons))
 
 
 def table(report: CompatibilityReport) -> str:
@@ -64,21 +67,16 @@ def of_option(option: Option) -> str:
     return f"{mark}{option.candidate}, {option.way}{donor}: {verdict}"
 
 
-def remedy(report: CompatibilityReport) -> str:
-    """What the reader can do."""
-    declared = next((layout for layout in report.layouts if layout.nodes == report.declared_nodes), None)
-    if declared is not None and not declared.fits:
-        smallest = report.layouts[-1]
-        if smallest.nodes <= report.declared_nodes:
-            return f"free memory on {declared.node}: `docker ps`, `ps -eo rss,args --sort=-rss | head`"
-        return (
-            f"spread it over more nodes: `parallel: {{tensor: {smallest.nodes}}}` is the smallest layout that fits "
-            "such nodes; or take a smaller or more quantised model"
-        )
-    first = next((c.verdict.first_version for c in report.candidates if c.verdict and c.verdict.first_version), None)
-    broken = [c.declared for c in report.candidates if c.verdict and c.verdict.kind is Kind.BROKEN]
-    if first is not None:
-        return f"name an image with vLLM {first} or later under image.candidates"
-    if broken:
-        return f"{', '.join(broken)}: an image that is broken in itself; take another build of it"
+def remedy(asked: Sequence[Judged], options: Sequence[Option]) -> str:
+    """What the reader can do where no candidate can serve the model."""
+    verdicts = {item.declared: item.verdict for item in asked if item.verdict is not None}
+    for declared, verdict in verdicts.items():
+        if verdict.serves:  # its verdict is not what stands in the way
+            ruled_out = [option for option in options if option.candidate == declared and not option.possible]
+            return "; ".join(dict.fromkeys(f"{option.way}: {option.why}" for option in ruled_out))
+    if broken := [declared for declared, verdict in verdicts.items() if verdict.kind is Kind.BROKEN]:
+        return f"{', '.join(broken)}: broken in itself: take another build of it, or name another image"
+    known = [verdict.first_version for verdict in verdicts.values() if verdict.first_version]
+    if known:
+        return f"name an image with vLLM {known[0]} or later under image.candidates"
     return "name an image under image.candidates whose vLLM knows the architecture"

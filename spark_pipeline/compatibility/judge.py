@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from spark_pipeline.errors import ImageError, RegistryError
+from spark_pipeline.errors import ImageError, ImageSilentError
 from spark_pipeline.fleet.docker import ImageFacts
 from spark_pipeline.fleet.progress import human_bytes
 from spark_pipeline.fleet.session import Session
 from spark_pipeline.image.answer import ProbeResult
-from spark_pipeline.image.candidates import Candidate, Machine, ask_registry, look, pull
+from spark_pipeline.image.candidates import Candidate, Machine, Pin, ask_registry, look, pull, wanted_candidates
 from spark_pipeline.image.facts import probe
 from spark_pipeline.image.strategy import Judged, chosen, options
 from spark_pipeline.image.verdict import Wanted, judge
@@ -34,13 +34,7 @@ class Asked:
 
 
 def ask_all(
-    session: Session,
-    declared: Sequence[str],
-    digest: str | None,
-    wanted: Wanted,
-    nodes: Sequence[Machine],
-    *,
-    may_pull: bool,
+    session: Session, pin: Pin | None, wanted: Wanted, nodes: Sequence[Machine], *, may_pull: bool
 ) -> tuple[Asked, ...]:
     """Judge the candidates.
 
@@ -49,11 +43,13 @@ def ask_all(
 
     Raises:
         RegistryError: the registry of a preferred candidate gave no answer.
+        ImageSilentError: an image gave no answer: a fault that passes must not lead to another image.
+        ImageNotFoundError: no candidate can have the digest that is asked for.
         ImageError: a preferred candidate cannot be pulled.
         MachineError: a node could not be asked.
     """
     found: list[Asked] = []
-    for candidate in look(session, declared, digest, nodes):
+    for candidate in look(session, wanted_candidates(session, pin), nodes):
         works = _working(session, found, wanted)
         asked = _ask(session, candidate, works, wanted, nodes, may_pull=may_pull)
         if asked.judged.against:
@@ -95,7 +91,7 @@ def _ask(
 def _probed(session: Session, declared: str, image: ImageFacts, wanted: Wanted) -> Judged:
     try:
         result = probe(session.head, image, session.project, session.progress, wanted)
-    except RegistryError:
+    except ImageSilentError:
         raise
     except ImageError as error:
         said = error.observed.splitlines()[-1:] or ["it said nothing"]

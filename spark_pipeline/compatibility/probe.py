@@ -5,18 +5,21 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from spark_pipeline.compatibility.judge import judged
-from spark_pipeline.compatibility.record import CandidateFacts
-from spark_pipeline.compatibility.stage import candidate_facts, wanted_of
-from spark_pipeline.errors import ImageNotFoundError, SparkPipelineError
+from spark_pipeline.compatibility.record import CandidateFacts, candidate_facts
+from spark_pipeline.compatibility.stage import wanted_of
+from spark_pipeline.errors import DeclarationError, ImageNotFoundError, RegistryError, SparkPipelineError
 from spark_pipeline.fleet.connection import FleetConnection
 from spark_pipeline.fleet.docker import Docker, ImageFacts
 from spark_pipeline.fleet.parallel import each
-from spark_pipeline.fleet.progress import Progress
+from spark_pipeline.fleet.progress import Progress, human_bytes
 from spark_pipeline.image.answer import ImageAnswer
-from spark_pipeline.image.candidates import Candidate
+from spark_pipeline.image.candidates import Candidate, machine_of
 from spark_pipeline.image.facts import probe
 from spark_pipeline.image.reference import Reference
+from spark_pipeline.image.registry import remote_image
 from spark_pipeline.image.strategy import Judged
 from spark_pipeline.spec.deployment import Model
 from spark_pipeline.spec.project import Project
@@ -71,10 +74,21 @@ def probe_image(
 
 
 def model_of(project: Project, text: str) -> Model:
-    """`REPO[@REV]` as a model, on the hub that a deployment of that repository names."""
+    """`REPO[@REV]` as a model, on the hub that a deployment of that repository names.
+
+    Raises:
+        DeclarationError: it is none.
+    """
     repo, _, revision = text.partition("@")
     hubs = [one.model.hub_url for one in project.deployments.values() if one.model.repo == repo]
-    return Model(repo=repo, revision=revision or "main", hub_url=next((hub for hub in hubs if hub), None))
+    try:
+        return Model(repo=repo, revision=revision or "main", hub_url=next((hub for hub in hubs if hub), None))
+    except ValidationError as error:
+        raise DeclarationError(
+            "--model does not name a model",
+            observed=text,
+            remedy=error.errors()[0]["msg"].removeprefix("Value error, "),
+        ) from error
 
 
 class _Heads:
@@ -106,9 +120,23 @@ class _Heads:
         if len(failed) == len(answers) == 1:
             raise next(iter(failed.values()))
         lines = [f"{name}: {failed[name].what if name in failed else 'no such image on its head'}" for name in answers]
+        lines.append(self._in_registry(reference, [name for name in answers if name not in failed]))
         raise ImageNotFoundError(
             f"{reference} is on no head", observed="\n".join(lines), remedy=f"docker pull {reference} on a head first"
         )
+
+    def _in_registry(self, reference: str, names: list[str]) -> str:
+        """What can be said before a pull: for which processors it is made, and how large it is."""
+        architecture = "arm64"
+        if names:
+            head = self.connections[names[0]].fleet.head.name
+            architecture = machine_of(self.connections[names[0]].host(head)).architecture
+        try:
+            remote = remote_image(reference, architecture)
+        except (ImageNotFoundError, RegistryError) as error:
+            return f"its registry: {error.what} ({error.observed})"
+        size = f", {human_bytes(remote.size_bytes)} to pull" if remote.size_bytes else f", none for {architecture}"
+        return f"its registry has it: {remote.digest} for {', '.join(remote.platforms)}{size}"
 
 
 def _fleets_of(project: Project, reference: str) -> list[str]:

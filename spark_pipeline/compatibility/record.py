@@ -9,10 +9,12 @@ from pydantic import Field
 
 from spark_pipeline.fleet.session import Session
 from spark_pipeline.image.answer import Part
+from spark_pipeline.image.candidates import Candidate
 from spark_pipeline.image.record import EngineFacts
-from spark_pipeline.image.strategy import Option, chosen
+from spark_pipeline.image.strategy import Judged, Option, chosen
 from spark_pipeline.image.verdict import Verdict
 from spark_pipeline.spec.base import Record
+from spark_pipeline.spec.secrets import without_secret, words_without_secrets
 from spark_pipeline.weights.model_facts import ModelFacts
 
 
@@ -56,15 +58,21 @@ class CandidateFacts(Part):
 
 
 class CompatibilityReport(Record):
-    """Everything that was asked about one deployment, before a byte of weights."""
+    """Everything that was asked about one deployment, before a byte of weights.
+
+    Args:
+        fits: the declared nodes have the memory.
+        problem, remedy: why it cannot be served as declared, and what helps; '' when it can.
+    """
 
     deployment: str
     model: ModelFacts
     layouts: tuple[LayoutFit, ...]
-    declared_nodes: int
+    fits: bool
     candidates: tuple[CandidateFacts, ...]
     options: tuple[Option, ...]
     problem: str
+    remedy: str
     run_id: str
     made_at: datetime
 
@@ -75,3 +83,31 @@ class CompatibilityReport(Record):
 
 def report_path(session: Session) -> Path:
     return session.state_dir / "compatibility.json"
+
+
+def candidate_facts(candidate: Candidate, judged: Judged) -> CandidateFacts:
+    """One candidate as it is reported."""
+    found = CandidateFacts(declared=candidate.declared, digest=candidate.digest, against=judged.against or judged.waits)
+    if (image := candidate.on_head) is not None:
+        found = found.model_copy(
+            update={
+                "fingerprint": image.fingerprint,
+                "platform": f"{image.os}/{image.architecture}",
+                "size_bytes": image.size_bytes,
+                "entrypoint": words_without_secrets(image.entrypoint),
+                "command": words_without_secrets(image.command),
+                "working_dir": image.working_dir,
+                "user": image.user,
+                "environment": {name: without_secret(name, value) for name, value in image.environment.items()},
+            }
+        )
+    if (answer := judged.answer) is not None:
+        found = found.model_copy(
+            update={
+                "engine": answer.engine,
+                "installed_as": answer.installed_as,
+                "directory": answer.directory,
+                "verdict": judged.verdict,
+            }
+        )
+    return found

@@ -46,7 +46,7 @@ def deployment_assets(project: Project, deployment: Deployment) -> list[dg.Asset
     def compatibility_report(context: dg.AssetExecutionContext, config: CompatibilityConfig) -> dg.MaterializeResult:
         with changing_fleet(context, project, name) as session:
             return metadata.of_compatibility(
-                compatibility.ensure(session, revision=config.revision, digest=config.digest)
+                compatibility.ensure(session, revision=config.revision, digest=config.digest, image=config.image)
             )
 
     @dg.asset(

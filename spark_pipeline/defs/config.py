@@ -15,6 +15,9 @@ class CompatibilityConfig(dg.Config):
     digest: str | None = Field(
         default=None, description="Manifest digest (sha256:...) that the candidate must have, for this run only."
     )
+    image: str | None = Field(
+        default=None, description="The candidate that the digest is of, as declared; default: whichever has it."
+    )
 
 
 class WeightsConfig(dg.Config):

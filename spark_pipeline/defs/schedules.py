@@ -44,4 +44,4 @@ def redeploy_config(project: Project, deployment: Deployment) -> dict[str, objec
     digest = ask_all(VLLM_IMAGE, [(deployment, deployed)])[deployment.name].value
     if not digest:
         return {}
-    return VLLM_IMAGE.run_config(deployment.name, digest)
+    return VLLM_IMAGE.run_config(deployed, digest)

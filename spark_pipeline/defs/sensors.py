@@ -92,7 +92,7 @@ def tick(instance: dg.DagsterInstance, sensor: str, upstream: Upstream, project:
             stands = "was good last, and the deployment failed for something else" if deployed.failed else "serves"
             skipped.append(f"{deployment.name}: {upstream.what} {_short(answer.value)} {stands} and is the newest")
         else:
-            request = _request(instance, sensor, upstream, deployment.name, answer.value)
+            request = _request(instance, sensor, upstream, deployment.name, deployed, answer.value)
             if isinstance(request, str):
                 skipped.append(f"{deployment.name}: {request}")
             else:
@@ -129,7 +129,7 @@ def _run_in_flight(instance: dg.DagsterInstance, deployment: str) -> dg.DagsterR
 
 
 def _request(
-    instance: dg.DagsterInstance, sensor: str, upstream: Upstream, deployment: str, value: str
+    instance: dg.DagsterInstance, sensor: str, upstream: Upstream, deployment: str, deployed: Deployed, value: str
 ) -> dg.RunRequest | str:
     """The request, or why it was made often enough."""
     asked = instance.get_runs(dg.RunsFilter(tags={DEPLOYMENT_TAG: deployment, ASKED_BY_TAG: sensor}), limit=50)
@@ -144,7 +144,7 @@ def _request(
     return dg.RunRequest(
         run_key=f"{deployment}:{value}:attempt{attempt}",
         job_name=deploy_job_name(deployment),
-        run_config=upstream.run_config(deployment, value),
+        run_config=upstream.run_config(deployed, value),
         tags={
             DEPLOYMENT_TAG: deployment,
             ASKED_BY_TAG: sensor,

@@ -31,6 +31,7 @@ class Upstream:
         value_of: the value that a generation has, '' if it came from nowhere that can be asked. The image's record
             helps where the value moved and what is behind it did not.
         ask: the value that is offered now; raises SparkPipelineError.
+        also: what the first of the stages must know besides.
     """
 
     what: str
@@ -39,10 +40,14 @@ class Upstream:
     pinned: Callable[[Deployment, Deployed], str]
     value_of: Callable[[Generation, ImageRecord | None], str]
     ask: Callable[[Deployment, Deployed], str]
+    also: Callable[[Deployed], dict[str, str]] = lambda _: {}
 
-    def run_config(self, deployment: str, value: str) -> dict[str, object]:
+    def run_config(self, deployed: Deployed, value: str) -> dict[str, object]:
         """What a run is told so that it takes exactly this value."""
-        return {"ops": {op_name(deployment, stage): {"config": {self.field: value}} for stage in self.stages}}
+        name = deployed.newest.deployment
+        told = {op_name(name, stage): {"config": {self.field: value}} for stage in self.stages}
+        told[op_name(name, self.stages[0])]["config"] |= self.also(deployed)
+        return {"ops": told}
 
     def good(self, deployed: Deployed) -> str:
         """The value that serves, or was good last."""
@@ -90,6 +95,7 @@ VLLM_IMAGE = Upstream(
     pinned=_image_pinned,
     value_of=_image_digest,
     ask=lambda _, deployed: remote_digest(deployed.newest.image_declared, ANSWER_TIMEOUT_SECONDS),
+    also=lambda deployed: {"image": deployed.newest.image_declared},
 )
 
 

@@ -61,18 +61,37 @@ class Candidate:
         return pinned(self.declared, self.digest)
 
 
-def fitting(session: Session, digest: str | None) -> tuple[str, ...]:
-    """The declared references, in order. One that is declared by another digest cannot be the one asked for.
+@dataclass(frozen=True)
+class Pin:
+    """A digest that was seen: it is judged and deployed, even if the tag moves again in between.
+
+    Args:
+        image: the candidate whose tag it was seen behind; None: whichever candidate has it.
+    """
+
+    digest: str
+    image: str | None = None
+
+
+def wanted_candidates(session: Session, pin: Pin | None) -> tuple[tuple[str, str | None], ...]:
+    """The declared references to consider, in order, each with the digest that it must have.
 
     Raises:
-        ImageNotFoundError: none is left.
+        ImageNotFoundError: none can have the digest that is asked for.
     """
-    declared = session.deployment.image.candidates
-    found = tuple(item for item in declared if digest is None or Reference.parse(item).digest in (None, digest))
+    image = session.deployment.image
+    if pin is None:
+        return tuple((declared, None) for declared in image.candidates)
+    if pin.image is not None and pin.image in image.candidates:
+        # A graft needs both of its sides; the other one is taken as it is declared.
+        sides = (image.graft.base, image.graft.donor) if image.graft is not None else ()
+        return ((pin.image, pin.digest), *((side, None) for side in sides if side != pin.image))
+    names = image.candidates if pin.image is None else ()
+    found = tuple((name, pin.digest) for name in names if Reference.parse(name).digest in (None, pin.digest))
     if not found:
         raise ImageNotFoundError(
-            f"no candidate can be at {digest}",
-            observed=f"declared by digest: {', '.join(declared)}",
+            f"no candidate can be at {pin.digest}",
+            observed=f"declared: {', '.join(image.candidates)}" + (f"; asked for: {pin.image}" if pin.image else ""),
             remedy="declare the new digest under image.candidates, or declare by tag",
         )
     return found
@@ -85,26 +104,27 @@ def pinned(declared: str, digest: str | None) -> str:
 
 def machines(session: Session) -> tuple[Machine, ...]:
     """What the nodes of the deployment compute with, in rank order."""
-    found = session.connection.each(
-        [node.name for node in session.nodes],
-        lambda host: Machine(host.name, host.run(["uname", "-m"], timeout=_ASK_SECONDS).stdout.strip()),
-    )
-    return tuple(found.values())
+    return tuple(session.connection.each([node.name for node in session.nodes], machine_of).values())
 
 
-def look(
-    session: Session, declared: Sequence[str], digest: str | None, nodes: Sequence[Machine]
-) -> tuple[Candidate, ...]:
-    """What the head holds of the candidates. No registry is asked."""
+def machine_of(host: Host) -> Machine:
+    return Machine(host.name, host.run(["uname", "-m"], timeout=_ASK_SECONDS).stdout.strip())
+
+
+def look(session: Session, wanted: Sequence[tuple[str, str | None]], nodes: Sequence[Machine]) -> tuple[Candidate, ...]:
+    """What the head holds of the candidates. No registry is asked.
+
+    Args:
+        wanted: reference and digest of each, see `wanted_candidates`.
+    """
     docker = Docker(session.head)
     found: list[Candidate] = []
-    for item in declared:
-        on_head = docker.image(pinned(item, digest))
-        known = digest
-        if on_head is not None:
-            known = digest or Reference.parse(item).digest_among(on_head.repo_digests)
+    for declared, digest in wanted:
+        on_head = docker.image(pinned(declared, digest))
+        if on_head is not None and digest is None:
+            digest = Reference.parse(declared).digest_among(on_head.repo_digests)
         against = unfit(on_head.architecture, nodes) if on_head is not None else ""
-        found.append(Candidate(item, known, on_head, against=against))
+        found.append(Candidate(declared, digest, on_head, against=against))
     return tuple(found)
 
 
@@ -117,7 +137,7 @@ def ask_registry(candidate: Candidate, nodes: Sequence[Machine]) -> Candidate:
     try:
         remote = remote_image(candidate.pinned, nodes[0].architecture)
     except (ImageNotFoundError, NotAllowedError) as error:
-        return replace(candidate, against=f"not on the head; {error.what} ({error.observed})")
+        return replace(candidate, against=f"not on the head; {error.what} ({error.observed}): {error.remedy}")
     except RegistryError as error:
         raise RegistryError(
             f"whether candidate {candidate.declared} exists cannot be told now: {error.what}",
@@ -145,16 +165,20 @@ def unfit(architecture: str, nodes: Sequence[Machine]) -> str:
 
 
 def pull(session: Session, candidate: Candidate) -> ImageFacts:
-    """Bring a candidate to the head, by digest, and give it the name that was declared.
+    """Bring a candidate to the head, by digest. The declared tag stays where it is until the image is decided on: one
+    that turns out broken must not take the name of the one that serves.
 
     Raises:
         ImageError: there is no room for it, or it cannot be pulled.
     """
     assert candidate.remote is not None
+    docker = Docker(session.head)
+    if (held := docker.image(candidate.pinned)) is not None:
+        return held  # pulled before, and never given the tag
     size_bytes = candidate.remote.size_bytes or 0
     _refuse_without_room(session.head, candidate.pinned, size_bytes)
     session.guard()
-    argv, *tags = pull_commands(candidate)
+    argv = pull_command(candidate)
     what = f"pulling {candidate.declared} ({human_bytes(size_bytes)}) on {session.head.name}"
     layers = 0
 
@@ -169,9 +193,7 @@ def pull(session: Session, candidate: Candidate) -> ImageFacts:
             session.head.stream(argv, on_line=on_line, timeout=_PULL_SECONDS)
         except CommandFailedError as error:
             raise _not_pulled(candidate, argv, error) from error
-    for tag in tags:
-        session.head.run(tag, timeout=_ASK_SECONDS)
-    image = Docker(session.head).image(candidate.pinned)
+    image = docker.image(candidate.pinned)
     if image is None:
         raise ImageError(
             f"{candidate.pinned} was pulled, and is not there",
@@ -182,13 +204,8 @@ def pull(session: Session, candidate: Candidate) -> ImageFacts:
     return image
 
 
-def pull_commands(candidate: Candidate) -> tuple[tuple[str, ...], ...]:
-    """The pull, by digest, and the declared tag put on what came."""
-    tagged = Reference.parse(candidate.declared).tagged
-    return (
-        ("docker", "pull", candidate.pinned),
-        *((("docker", "tag", candidate.pinned, tagged),) if tagged else ()),
-    )
+def pull_command(candidate: Candidate) -> tuple[str, ...]:
+    return ("docker", "pull", candidate.pinned)
 
 
 def _refuse_without_room(head: Host, reference: str, compressed_bytes: int) -> None:

@@ -21,6 +21,7 @@ class ImageChoice(Record):
         digest: of the registry's manifest; None for an image that no registry was asked about.
         fingerprint: of the candidate as the head holds it.
         augmentation: what is built onto it; None: it is used as it is.
+        commit: of the model that it was decided for.
         architecture, model_type: what the image that comes out must be able to serve.
         reason: why this one, in one sentence.
         decided_for: hash of what was declared then (`declaration_hash`).
@@ -31,6 +32,7 @@ class ImageChoice(Record):
     fingerprint: str
     way: Way
     augmentation: Augmentation | None
+    commit: str
     architecture: str
     model_type: str
     reason: str
@@ -47,6 +49,11 @@ def declaration_hash(deployment: Deployment) -> str:
 
 def keep_choice(session: Session, choice: ImageChoice) -> None:
     store.write(session.state_dir / "choice.json", choice)
+
+
+def forget_choice(session: Session) -> None:
+    """What was decided holds no longer."""
+    (session.state_dir / "choice.json").unlink(missing_ok=True)
 
 
 def read_choice(session: Session) -> ImageChoice:

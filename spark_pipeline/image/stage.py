@@ -6,12 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from spark_pipeline.errors import ImageDiffersError, ImageError, StateError
+from spark_pipeline.errors import (
+    ALSO,
+    ImageDiffersError,
+    ImageError,
+    ImageSilentError,
+    SparkPipelineError,
+    StateError,
+)
 from spark_pipeline.fleet.docker import Docker, ImageFacts
 from spark_pipeline.fleet.fabric import fabric_ssh, prepare_fabric
 from spark_pipeline.fleet.plan import StagePlan
 from spark_pipeline.fleet.session import Session
 from spark_pipeline.image.augment import build as builder
+from spark_pipeline.image.augment.augmentation import AugmentKind
 from spark_pipeline.image.choice import ImageChoice, read_choice
 from spark_pipeline.image.distribute import Parcel, Sent, distribute
 from spark_pipeline.image.facts import probe
@@ -19,7 +27,7 @@ from spark_pipeline.image.observe import base_on_head, decide, held, same
 from spark_pipeline.image.plan import ImagePlan, describe, names_of, own_tag
 from spark_pipeline.image.record import EngineFacts, ImageRecord
 from spark_pipeline.image.transfer import refuse_without_room, refuse_without_room_to_read, room_on
-from spark_pipeline.image.verdict import Wanted, judge
+from spark_pipeline.image.verdict import Evidence, Wanted, judge
 from spark_pipeline.spec import store
 
 _ASK_SECONDS = 60
@@ -132,17 +140,29 @@ def _built(session: Session, choice: ImageChoice, base: ImageFacts) -> tuple[boo
     try:
         result = probe(session.head, image, session.project, session.progress, wanted)
         verdict = judge(result.answer, result.inspections, wanted)
-        if not verdict.serves:
+        # A graft must have been looked at: a name in a registry proves nothing (scenario, mistake 6).
+        is_looked_at = verdict.evidence is Evidence.INSPECTED or augmentation.kind is not AugmentKind.GRAFT
+        if not (verdict.serves and is_looked_at):
             raise ImageError(
                 f"{augmentation.tag} was built and cannot serve {choice.architecture}: it goes nowhere",
                 node=session.head.name,
                 observed=verdict.error or verdict.why,
                 remedy="take the graft out of the declaration, and use an image whose own vLLM knows the architecture",
             )
-    except BaseException:
-        builder.discard(session.head, augmentation.tag)
+    except ImageSilentError:
+        raise  # says nothing about the image: the next run asks it again
+    except ImageError as error:
+        _discard(session, augmentation.tag, error)
         raise
     return found is None, image
+
+
+def _discard(session: Session, tag: str, error: ImageError) -> None:
+    """Remove what was built and cannot serve; that this failed too must not hide why."""
+    try:
+        builder.discard(session.head, tag)
+    except SparkPipelineError as also:
+        error.add_note(f"{ALSO}{also}")
 
 
 def _describe(session: Session, planned: ImagePlan) -> StagePlan:

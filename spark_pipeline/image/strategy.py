@@ -72,7 +72,16 @@ class Option(Part):
 
 def options(deployment: Deployment, candidates: Sequence[Judged], wanted: Wanted) -> tuple[Option, ...]:
     """All ways, in the candidates' order, the best of the possible ones marked as chosen (none, if none is)."""
-    found = [option for candidate in candidates for option in _of(deployment, candidate, candidates, wanted)]
+    return _with_best([option for candidate in candidates for option in _of(deployment, candidate, candidates, wanted)])
+
+
+def without(found: Sequence[Option], refused: Option, why: str) -> tuple[Option, ...]:
+    """The same ways, one of them ruled out after all; the next best is chosen."""
+    changed = {"possible": False, "why": why, "cost": ""}
+    return _with_best([option.model_copy(update=changed) if option is refused else option for option in found])
+
+
+def _with_best(found: Sequence[Option]) -> tuple[Option, ...]:
     best = min((option for option in found if option.possible), key=lambda option: _rank(option, found), default=None)
     return tuple(option.model_copy(update={"is_chosen": option is best}) for option in found)
 
@@ -193,7 +202,14 @@ class _Known:
     def _cannot_serve(self) -> str:
         if not self.verdict.serves:
             return self.verdict.why
-        if not self.verdict.knows_model_type and not self.wanted.has_remote_code:
+        if not self.verdict.knows_model_type and self.wanted.has_remote_code:
+            if "--trust-remote-code" in self.deployment.serve.args:
+                return ""
+            return (
+                f"only the repository's own code knows model type {self.wanted.model_type}: read it, then declare "
+                "--trust-remote-code under serve.args"
+            )
+        if not self.verdict.knows_model_type:
             return self._transformers_conflict() or (
                 f"transformers {self.answer.engine.transformers} does not know model type {self.wanted.model_type}, "
                 "nor does vLLM itself"

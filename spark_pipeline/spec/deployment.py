@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 
 from spark_pipeline.spec.base import Declaration, Matches, Name
 from spark_pipeline.spec.cron import check_cron
+from spark_pipeline.spec.secrets import names_a_secret
 
 Repo = Annotated[
     str,
@@ -75,9 +76,6 @@ _OWN_FLAGS = {
     "--master-port": "backend",
     "--headless": "backend",
 }
-
-
-SECRET = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 
 
 class Backend(StrEnum):
@@ -177,7 +175,7 @@ class Serve(Declaration):
     @classmethod
     def _no_secrets(cls, env: dict[str, str]) -> dict[str, str]:
         for name in env:
-            if SECRET.search(name):
+            if names_a_secret(name):
                 raise ValueError(
                     f"{name}: a secret in a declaration would stand in `ps`, plans and records; weights are downloaded "
                     "with the orchestrator's HF_TOKEN, and the engine needs none"

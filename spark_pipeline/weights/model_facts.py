@@ -20,6 +20,10 @@ from spark_pipeline.weights.model_config import ModelConfig, extra_head_layers, 
 from spark_pipeline.weights.model_files import WeightFiles, read_config, weight_files
 
 
+# Raise it when the same files would give other facts: what an older program kept is asked anew then.
+FACTS_VERSION = 1
+
+
 class DtypeShare(BaseModel):
     """All tensors of one data type. `parameters` are stored elements: a packed format holds several weights in one."""
 
@@ -105,7 +109,7 @@ def find_model_facts(project: Project, repo: str, commit: str) -> ModelFacts | N
 
 
 def facts_path(project: Project, repo: str, commit: str) -> Path:
-    return project.root / "data" / "state" / "models" / repo / f"{commit}.json"
+    return project.root / "data" / "state" / "models" / repo / f"{commit}-v{FACTS_VERSION}.json"
 
 
 def assemble(manifest: Manifest, config: ModelConfig, files: WeightFiles, tensors: Iterable[Tensor]) -> ModelFacts:

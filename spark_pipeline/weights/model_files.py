@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ CONFIG = "config.json"
 # NVIDIA's ModelOpt writes its quantization here; older checkpoints of it say nothing in config.json.
 QUANTIZATION = "hf_quant_config.json"
 INDEX = "model.safetensors.index.json"
+# One model in several files: NAME-00002-of-00005.gguf.
+_PART = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
 # What a trainer leaves behind, which no server loads.
 _OF_TRAINING = ("training_args.", "optimizer.", "scheduler.", "scaler.", "rng_state")
 
@@ -68,7 +71,8 @@ def weight_files(hub: Hub, manifest: Manifest) -> WeightFiles:
     """The weights as vLLM picks them: safetensors before .bin, .pt and .gguf, at the top of the repository; with an
     index the files that it names and no others.
 
-    Several .gguf files are often the same model in several sizes: their sum is then too much.
+    Several .gguf files are often the same model in several sizes, each in one file or in numbered parts: the smallest
+    counts, as the one that is served is not known here.
 
     Raises:
         HubError: the hub refuses, or cannot be reached.
@@ -84,12 +88,19 @@ def weight_files(hub: Hub, manifest: Manifest) -> WeightFiles:
         if found:
             return WeightFiles(tuple(others or found), are_safetensors=suffix == ".safetensors")
     if found := [file for file in manifest.files if file.path.endswith(".gguf")]:
-        return WeightFiles(tuple(found), are_safetensors=False)
+        return WeightFiles(_smallest_variant(found), are_safetensors=False)
     raise WeightsError(
         f"{manifest.repo} has no weights where a server looks for them",
         observed=f"no {INDEX}, and no .safetensors, .bin or .pt at the top of the repository at {manifest.commit}",
         remedy="see the repository on the hub: its weights lie in folders, or it is not a language model",
     )
+
+
+def _smallest_variant(found: Sequence[ManifestFile]) -> tuple[ManifestFile, ...]:
+    variants: dict[str, list[ManifestFile]] = {}
+    for file in found:
+        variants.setdefault(_PART.sub("", file.path), []).append(file)
+    return tuple(min(variants.values(), key=lambda files: sum(file.size_bytes for file in files)))
 
 
 def _indexed(manifest: Manifest, index: Mapping[str, Any]) -> tuple[ManifestFile, ...]:

@@ -207,7 +207,7 @@ def test_status_and_plan_tell_what_runs(deployed):
     assert (status["deployment"], status["answers"], others) == (NAME, [NAME], [])
     assert [(rank["node"], rank["state"]) for rank in status["ranks"]] == [("head", "running"), ("peer", "running")]
     plans = json.loads(deployed.run("spark-pipeline", "plan", NAME, "--json"))
-    assert [plan["changes"] for plan in plans] == [False] * 5
+    assert [plan["changes"] for plan in plans] == [False] * 6
 
 
 def test_a_branch_that_moves_on_the_hub_is_deployed_by_the_sensor(deployed, dev):

@@ -105,7 +105,10 @@ def labels(augmentation: Augmentation) -> dict[str, str]:
 def build_command(augmentation: Augmentation) -> tuple[str, ...]:
     """`docker build` of a context that comes on standard input."""
     words = [word for key, value in labels(augmentation).items() for word in ("--label", f"{key}={value}")]
-    return ("docker", "build", "--network", "none", "--force-rm", *words, "--tag", augmentation.tag, "-")
+    # A user's own default builder may be a container or another machine: it sees no image of this engine, and keeps
+    # what it builds to itself. Older engines do not look at the variable.
+    docker = ("env", "BUILDX_BUILDER=default", "docker", "build")
+    return (*docker, "--network", "none", "--force-rm", *words, "--tag", augmentation.tag, "-")
 
 
 def tag_of(augmentation: Augmentation) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spark_pipeline.errors import ImageError
+from spark_pipeline.errors import AugmentError
 from spark_pipeline.fleet.docker_objects import ImageFacts
 from spark_pipeline.fleet.host import shell_text
 from spark_pipeline.fleet.progress import Progress, human_bytes
@@ -51,17 +51,17 @@ def plan_graft(
     `qwen3_5`. Which files these modules need is found out in the build, where they can be read.
 
     Raises:
-        ImageError: the donor's registry has no such architecture, or the base's has it.
+        AugmentError: the donor's registry has no such architecture, or the base's has it.
     """
     known, offered = base_answer.registry.architectures, donor_answer.registry.architectures
     if architecture not in offered:
-        raise ImageError(
+        raise AugmentError(
             f"{donor_declared} has no {architecture} to give",
             observed=f"its registry, of vLLM {donor_answer.engine.vllm}, has {len(offered)} others",
             remedy="name a donor whose vLLM knows the architecture (image.graft)",
         )
     if architecture in known:
-        raise ImageError(
+        raise AugmentError(
             f"{declared} knows {architecture} already",
             observed=f"its registry says {known[architecture]}",
             remedy="take image.graft out of the declaration",

@@ -18,7 +18,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from spark_pipeline.errors import ImageError, StateError
+from spark_pipeline.errors import AugmentError, StateError
 from spark_pipeline.fleet.progress import Progress, heartbeat
 from spark_pipeline.image.answer import ImageAnswer
 from spark_pipeline.image.augment.augmentation import Wheel
@@ -80,7 +80,8 @@ def resolve_ray(answer: ImageAnswer, architecture: str, cache_dir: Path, progres
         cache_dir: where what was resolved before is kept, so that a tag does not move with every release on an index.
 
     Raises:
-        ImageError: no Ray fits, something that the image has conflicts with it, or the index gave no answer.
+        AugmentError: no Ray fits, or something that the image has conflicts with it.
+        ImageError: the index gave no answer.
     """
     return resolve(answer, architecture, cache_dir, progress).wheels
 
@@ -89,7 +90,7 @@ def resolve(answer: ImageAnswer, architecture: str, cache_dir: Path, progress: P
     """See `resolve_ray`; with the pip that installs them."""
     choice = ray_version(answer)
     if choice.version is None:
-        raise ImageError("no Ray can be layered on this image", observed=choice.reason, remedy=_REMEDY)
+        raise AugmentError("no Ray can be layered on this image", observed=choice.reason, remedy=_REMEDY)
     target = Target(answer.engine.python, architecture)
     identity = json.dumps([choice.requirement, target.python_minor, architecture, sorted(answer.packages.items())])
     kept = cache_dir / "resolved" / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.json"
@@ -227,15 +228,15 @@ def _readable(texts: Sequence[str]) -> list[Requirement]:
     return found
 
 
-def _conflicts(root: Requirement, conflict: str) -> ImageError:
-    return ImageError(
+def _conflicts(root: Requirement, conflict: str) -> AugmentError:
+    return AugmentError(
         f"{root} cannot be layered on this image without changing what it has", observed=conflict, remedy=_REMEDY
     )
 
 
-def _nothing_fits(target: Target, said: str, conflict: str = "") -> ImageError:
+def _nothing_fits(target: Target, said: str, conflict: str = "") -> AugmentError:
     words = said.splitlines()[-1] if said else "no matching distribution"
-    return ImageError(
+    return AugmentError(
         f"the package index has no wheel for Python {target.python_minor} on {target.machine} that this image can take",
         observed="\n".join(text for text in (conflict, words) if text),
         remedy=_REMEDY,

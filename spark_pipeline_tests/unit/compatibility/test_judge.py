@@ -11,7 +11,7 @@ import pytest
 
 from spark_pipeline.compatibility import judge as judging
 from spark_pipeline.compatibility.judge import Asked, ask_all
-from spark_pipeline.errors import ImageError, RegistryError
+from spark_pipeline.errors import ImageError, ImageSilentError, RegistryError
 from spark_pipeline.fleet.docker import ImageFacts
 from spark_pipeline.fleet.session import Session
 from spark_pipeline.image.answer import Inspection, ProbeResult, Registry
@@ -36,8 +36,8 @@ class World:
     knows: dict[str, bool | ImageError] = field(default_factory=dict)
     did: list[str] = field(default_factory=list)
 
-    def look(self, _: Session, declared: tuple[str, ...], digest: str | None, __: Any) -> tuple[Candidate, ...]:
-        return tuple(Candidate(name, digest, image(name) if name in self.on_head else None) for name in declared)
+    def look(self, _: Session, wanted: tuple[tuple[str, str | None], ...], __: Any) -> tuple[Candidate, ...]:
+        return tuple(Candidate(name, digest, image(name) if name in self.on_head else None) for name, digest in wanted)
 
     def ask_registry(self, candidate: Candidate, _: Any) -> Candidate:
         self.did.append(f"registry {candidate.declared}")
@@ -75,7 +75,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 def ask(tmp_path: Path) -> Callable[..., dict[str, Asked]]:
     def ask(*declared: str, may_pull: bool = True) -> dict[str, Asked]:
         session = scripted_session(tiny_project(tmp_path, *declared), ScriptedHost("head"), ScriptedHost("peer"))
-        found = ask_all(session, declared, None, WANTED, NODES, may_pull=may_pull)
+        found = ask_all(session, None, WANTED, NODES, may_pull=may_pull)
         return {one.declared: one for one in found}
 
     return ask
@@ -153,3 +153,10 @@ def test_an_image_that_does_not_answer_is_ruled_out_in_one_line(world: World, as
     found = ask("odd:1", "new:1")
     assert found["odd:1"].judged.against == "odd:1 has no vLLM (ModuleNotFoundError: vllm); name another"
     assert kind_of(found["new:1"]) is Kind.NATIVE
+
+
+def test_an_image_that_gives_no_answer_now_does_not_lead_to_another(world: World, ask: Callable[..., dict[str, Asked]]):
+    world.on_head = {"slow:1", "new:1"}
+    world.knows = {"slow:1": ImageSilentError("slow:1 did not answer"), "new:1": True}
+    with pytest.raises(ImageSilentError, match="slow:1 did not answer"):
+        ask("slow:1", "new:1")

@@ -13,6 +13,7 @@ import pytest
 from spark_pipeline.compatibility import describe, stage
 from spark_pipeline.compatibility.judge import Asked, judged
 from spark_pipeline.compatibility.stage import CompatibilityResult, decide, wanted_of
+from spark_pipeline.errors import AugmentError
 from spark_pipeline.fleet.docker import parse_image
 from spark_pipeline.fleet.facts import NodeFacts, parse
 from spark_pipeline.fleet.session import Session
@@ -83,11 +84,59 @@ def blocked(work: Session, found: list[Asked], facts: tuple[NodeFacts, ...], **m
 
 
 def test_a_model_that_does_not_fit_is_blocked_and_the_smallest_layout_named() -> None:
-    half = tuple(replace(node, memory_available_bytes=node.memory_available_bytes // 2) for node in nodes())
-    result = blocked(session(), both(), half)
+    # 64 GB Sparks exist, too.
+    small = tuple(
+        replace(
+            node,
+            memory_available_bytes=node.memory_available_bytes // 2,
+            memory_total_bytes=node.memory_total_bytes // 2,
+        )
+        for node in nodes()
+    )
+    result = blocked(session(), both(), small)
     assert result.report.problem == "the model does not fit into the nodes' memory"
-    assert "`parallel: {tensor: 4}` is the smallest layout that fits" in describe.remedy(result.report)
+    assert "`parallel: {tensor: 4}` is the smallest layout that fits such nodes" in result.report.remedy
     assert result.report.choice is not None  # the table still says which image it would be
+
+
+def test_memory_that_somebody_else_holds_is_to_be_freed() -> None:
+    half = tuple(replace(node, memory_available_bytes=node.memory_available_bytes // 2) for node in nodes())
+    assert blocked(session(), both(), half).report.remedy.startswith("free memory there: `docker ps`")
+
+
+def test_a_declared_share_that_is_too_small_for_the_model_is_blocked() -> None:
+    serve = session().deployment.serve.model_copy(update={"gpu_memory_utilization": 0.5})
+    assert not blocked(session(serve=serve), both(), nodes()).report.fits
+
+
+def test_the_kv_cache_of_one_long_request_counts() -> None:
+    """A dense model whose cache is large: 80 layers, 8 heads of 128, 131072 tokens are 21 GB a rank."""
+    dense = MODEL.model_copy(update={"attention_layers": 80, "layers": 80, "kv_heads": 8, "head_dim": 128})
+    serve = session().deployment.serve.model_copy(update={"max_model_len": 131072})
+    work = session(serve=serve)
+    two = decide(work, dense, nodes(), both(), occupied=False).report.layouts[1]
+    expected = dense.size_bytes / 2 + 3 * 2**30 + 80 * 2 * 4 * 128 * 2 * 131072
+    assert two.needs_bytes == pytest.approx(expected, rel=0.001)
+    halved = serve.model_copy(update={"args": ("--kv-cache-dtype", "fp8")})
+    assert (
+        decide(session(serve=halved), dense, nodes(), both(), occupied=False).report.layouts[1].needs_bytes < expected
+    )
+
+
+def test_a_ray_that_cannot_be_layered_is_ruled_out_with_the_conflict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def conflict(*_: object) -> Augmentation:
+        raise AugmentError("ray==2.53.0 cannot be layered", observed="protobuf>=3.20.3 is required, 3.19 is there")
+
+    monkeypatch.setattr(stage, "plan_ray", conflict)
+
+    def without_ray(probe: dict[str, Any]) -> None:
+        probe["answer"]["engine"]["ray"] = None
+
+    result = blocked(session(backend=Backend.RAY), [asked(0, NEW, without_ray)], nodes())
+    layered = next(option for option in result.report.options if option.way is Way.RAY_LAYERED)
+    assert not layered.possible
+    assert "protobuf>=3.20.3 is required" in layered.why
+    assert "protobuf>=3.20.3 is required" in result.report.remedy
 
 
 def test_memory_that_an_earlier_generation_holds_does_not_count_against_it() -> None:
@@ -98,7 +147,7 @@ def test_memory_that_an_earlier_generation_holds_does_not_count_against_it() -> 
 def test_without_an_image_that_knows_it_the_first_release_that_does_is_named() -> None:
     result = blocked(session(), [asked(1, OLD)], nodes())
     assert result.report.problem == "no candidate image can serve the model"
-    assert describe.remedy(result.report) == "name an image with vLLM 0.17.0 or later under image.candidates"
+    assert result.report.remedy == "name an image with vLLM 0.17.0 or later under image.candidates"
 
 
 def test_a_broken_image_is_told_with_its_own_error() -> None:

@@ -13,7 +13,7 @@ from spark_pipeline.defs.schedules import redeploy_config
 from spark_pipeline.defs.upstream import VLLM_IMAGE
 from spark_pipeline.errors import RegistryError
 from spark_pipeline.spec.project import Project
-from spark_pipeline_tests.unit.defs.test_sensors import NEW, NEWER, OLD, failed, serving
+from spark_pipeline_tests.unit.defs.test_sensors import NEW, NEWER, OLD, failed, serving, told
 
 
 def answering(monkeypatch: pytest.MonkeyPatch, answer: str | RegistryError) -> None:
@@ -28,9 +28,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, answer: str | RegistryError) -> N
 def test_the_run_is_told_the_digest_behind_the_tag_now(project: Project, monkeypatch: pytest.MonkeyPatch):
     serving(project, image_digest=OLD)
     answering(monkeypatch, NEW)
-    assert redeploy_config(project, project.deployment("tiny")) == {
-        "ops": {f"tiny__{stage}": {"config": {"digest": NEW}} for stage in ("compatibility_report", "vllm_image")}
-    }
+    assert redeploy_config(project, project.deployment("tiny")) == told("tiny", NEW)
 
 
 @pytest.mark.parametrize("digest", [None, OLD])
@@ -48,9 +46,7 @@ def test_after_a_failed_deployment_the_run_is_told_the_digest_behind_the_tag_now
     serving(project, image_digest=OLD)
     failed(project, image_digest=NEW)
     answering(monkeypatch, NEWER)
-    assert redeploy_config(project, project.deployment("tiny")) == {
-        "ops": {f"tiny__{stage}": {"config": {"digest": NEWER}} for stage in ("compatibility_report", "vllm_image")}
-    }
+    assert redeploy_config(project, project.deployment("tiny")) == told("tiny", NEWER)
 
 
 def test_nothing_is_asked_before_the_first_deployment(project: Project, monkeypatch: pytest.MonkeyPatch):
@@ -65,6 +61,5 @@ def test_the_schedule_of_the_users_deployment_asks_for_one_run_of_its_job(
     answering(monkeypatch, NEW)
     schedule = build(project).get_repository_def().get_schedule_def("redeploy_qwen35_122b")
     (request,) = list(schedule.evaluate_tick(dg.build_schedule_context()).run_requests or ())
-    stages = ("compatibility_report", "vllm_image")
-    assert request.run_config == {"ops": {f"qwen35_122b__{stage}": {"config": {"digest": NEW}} for stage in stages}}
+    assert request.run_config == told("qwen35_122b", NEW)
     assert schedule.job_name == "deploy_qwen35_122b"

@@ -49,6 +49,16 @@ def serving(project: Project, deployment: str = "tiny", **changed: object) -> No
     write_generation(project.state_dir(deployment), record.generation)
 
 
+def told(deployment: str, digest: str) -> dict[str, object]:
+    """What a run is told about an image: the report also whose digest it is, as several may be declared."""
+    return {
+        "ops": {
+            f"{deployment}__compatibility_report": {"config": {"digest": digest, "image": generation().image_declared}},
+            f"{deployment}__vllm_image": {"config": {"digest": digest}},
+        }
+    }
+
+
 def stopped(project: Project) -> None:
     """`tiny` was stopped; so its record looks after a failure too."""
     (project.state_dir("tiny") / SERVING).unlink()
@@ -110,8 +120,7 @@ def test_a_new_value_asks_for_one_run_with_exactly_that_value(instance, project)
     (request,) = requests(tick(instance, SENSOR, offering(NEW), project))
     assert request.job_name == "deploy_tiny"
     assert request.run_key == f"tiny:{NEW}:attempt1"
-    stages = ("compatibility_report", "vllm_image")
-    assert request.run_config == {"ops": {f"tiny__{stage}": {"config": {"digest": NEW}} for stage in stages}}
+    assert request.run_config == told("tiny", NEW)
 
 
 def test_the_requested_configuration_is_what_the_job_takes(instance, project):

@@ -68,7 +68,10 @@ def test_labels_say_from_what_with_what_and_why(ray: Augmentation) -> None:
         "spark_pipeline.augment.added": "ray==2.53.0",
         "spark_pipeline.augment.reason": "it has no Ray",
     }
-    assert build_command(ray)[:5] == ("docker", "build", "--network", "none", "--force-rm")
+    assert build_command(ray)[:7] == (
+        *("env", "BUILDX_BUILDER=default"),
+        *("docker", "build", "--network", "none", "--force-rm"),
+    )
 
 
 def test_the_context_is_the_same_every_time_and_holds_all_that_is_needed(ray: Augmentation, tmp_path: Path) -> None:
@@ -86,7 +89,7 @@ def test_a_plan_shows_the_dockerfile_and_the_command(ray: Augmentation) -> None:
     assert "# it has no Ray\n" in shown
     assert "#   FROM localhost/spark-pipeline/augment-source:abababababababab\n" in shown
     assert "docker tag engine:1 localhost/spark-pipeline/augment-source:abababababababab\n" in shown
-    assert "| docker build --network none --force-rm --label" in shown
+    assert "| env BUILDX_BUILDER=default docker build --network none --force-rm --label" in shown
 
 
 # --- grafts

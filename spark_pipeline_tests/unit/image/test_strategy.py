@@ -157,7 +157,16 @@ def test_a_class_without_a_configuration_cannot_be_loaded() -> None:
         "transformers 4.57.6 does not know model type qwen3_5_moe, nor does vLLM itself"
     )
     assert "it would replace transformers 4.57.6" in by_way(found, NEW)[Way.TRANSFORMERS].why
-    assert chosen(options(deployment(NEW), [known], Wanted((ARCHITECTURE,), "qwen3_5_moe", has_remote_code=True)))
+
+
+def test_the_repositorys_own_code_is_only_run_when_that_is_declared() -> None:
+    known = Judged(NEW, answer("0.17.0"), verdict(Kind.NATIVE, knows_model_type=False))
+    wanted = Wanted((ARCHITECTURE,), "qwen3_5_moe", has_remote_code=True)
+    found = options(deployment(NEW), [known], wanted)
+    assert chosen(found) is None
+    assert "declare --trust-remote-code under serve.args" in by_way(found, NEW)[Way.OWN_RAY].why
+    trusting = deployment(NEW, serve={"served_name": "d", "args": ["--trust-remote-code"]})
+    assert best(options(trusting, [known], wanted)) == (NEW, Way.OWN_RAY)
 
 
 # --- candidates that were not asked
