@@ -9,6 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from spark_pipeline.image.record import EngineFacts
 from spark_pipeline.spec.base import Record
 
+# Raise it when an image could answer differently: another question, another way to read an answer, another fact kept.
+# What an earlier version asked is then asked anew. 1 was never released.
+PROBE_VERSION = 2
+InstalledAs = Literal["distribution", "editable", "source_tree"]
+
 
 class Part(BaseModel):
     """A part of a record. Unknown keys are refused, as in the record itself."""
@@ -58,7 +63,7 @@ class ImageAnswer(Record):
     engine: EngineFacts
     python: str
     directory: str
-    installed_as: Literal["distribution", "editable", "source_tree"]
+    installed_as: InstalledAs
     pythons: tuple[PythonFound, ...]
     packages: dict[str, str]
     requirements: tuple[str, ...]
@@ -78,6 +83,7 @@ class Inspection(Record):
         transformers_class: transformers has a class of this name; None: could not be asked.
         backend_compatible: and that class can run under vLLM's Transformers backend.
         inconclusive: why import or inspection say nothing about the architecture (no GPU driver, time-out); '' else.
+        final: another time the answer would be the same; only then is it kept. See root_cause.Says.
         seconds: how long it took.
     """
 
@@ -89,6 +95,7 @@ class Inspection(Record):
     transformers_class: bool | None = None
     backend_compatible: bool | None = None
     inconclusive: str = ""
+    final: bool = True
     seconds: float = 0.0
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
+import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from spark_pipeline.errors import CommandTimeoutError, ImageError, StateError
+from spark_pipeline.errors import CommandTimeoutError, ImageError, ImageSilentError, SparkPipelineError, StateError
+from spark_pipeline.fleet.cancel import to_the_end
 from spark_pipeline.fleet.docker import Docker, ImageFacts
-from spark_pipeline.fleet.host import Completed, Host, shell_text
+from spark_pipeline.fleet.host import Completed, Host
 from spark_pipeline.fleet.progress import Progress, heartbeat
-from spark_pipeline.image import inspect_program, probe_program, reading, registry_source, root_cause, source_tables
-from spark_pipeline.image.answer import Inspection, ProbeResult
+from spark_pipeline.image import inspect_program, probe_program
+from spark_pipeline.image.answer import PROBE_VERSION, Inspection, ProbeResult
 from spark_pipeline.image.reading import by_hand, read_answer, read_inspections
+from spark_pipeline.image.root_cause import not_now
 from spark_pipeline.image.verdict import Wanted
 from spark_pipeline.spec import store
 from spark_pipeline.spec.project import Project
@@ -23,9 +25,17 @@ _PROBE_SECONDS = 300
 # Importing vLLM and inspecting a class take 4 and 7 s on a quiet machine (shared/facts/vllm_cpu.md part 4), minutes
 # where 30 GB come from a slow disk for the first time. The programs in the container keep to it by themselves.
 _STEP_SECONDS = 300
+# On every container of a probe: the Unix time after which nobody waits for it any more. A container that is older was
+# left behind by an orchestrator that died; the clocks of two orchestrators may differ by the grace.
 LABEL = "spark_pipeline.probe"
-# An answer is as good as the modules that ask for it and read it: when one of them changes, images are asked anew.
-_ASKED_BY = (probe_program, inspect_program, reading, registry_source, root_cause, source_tables)
+_GRACE_SECONDS = 600
+# CPU and GPU of a Spark share their memory, and an engine that serves leaves little of it: a probe may take no more
+# than this, and should the node still have too little, it is what the kernel ends first.
+_MEMORY = "8g"
+_LIMITS = ("--memory", _MEMORY, "--memory-swap", _MEMORY, "--oom-score-adj", "1000")
+# Of `docker run`: the engine's own failure, and a container that somebody or the kernel ended (128 + HUP, INT, KILL,
+# TERM). Neither is the image's fault, as a Python that crashes by itself is.
+_ENGINE_REFUSED, _KILLED = 125, (129, 130, 137, 143)
 # Where images keep a Python that is not on their PATH; $@ are its arguments.
 _FIND_PYTHON = (
     "for p in /opt/*/bin/python3 /opt/*/envs/*/bin/python3 /usr/local/*/bin/python3 /root/*/bin/python3 "
@@ -35,7 +45,13 @@ _FIND_PYTHON = (
 
 
 def probe_command(
-    reference: str, container: str, architectures: Sequence[str] = (), *, python: str = "python3", known: bool = False
+    reference: str,
+    container: str,
+    architectures: Sequence[str] = (),
+    *,
+    until: int,
+    python: str = "python3",
+    known: bool = False,
 ) -> tuple[str, ...]:
     """`docker run` of the probe: the image's own entrypoint replaced, no GPU, no network, gone when it ends.
 
@@ -44,21 +60,13 @@ def probe_command(
 
     Args:
         architectures: that its vLLM is asked for.
+        until: see LABEL.
         python: the entrypoint instead of the image's own.
         known: the image's facts are known: only its vLLM is asked.
     """
     programs = [_program(inspect_program)] if known else [_program(probe_program), _program(inspect_program)]
     words = ("-c", probe_program.BOOT, *programs, str(_STEP_SECONDS), *architectures)
-    return (*_run(reference, container, python), *words)
-
-
-def shown_command(argv: Sequence[str]) -> str:
-    """A probe's command as a person would type it: the programs by the names of their files."""
-    text = shell_text(argv)
-    for module in (probe_program, inspect_program):
-        name = Path(module.__file__ or "").name
-        text = text.replace(shell_text([_program(module)]), f'"$(cat spark_pipeline/image/{name})"')
-    return text
+    return (*_run(reference, container, python, until), *words)
 
 
 def cached(project: Project, fingerprint: str) -> ProbeResult | None:
@@ -78,7 +86,8 @@ def probe(
         wanted: have the image's vLLM inspect these architectures; None: only what the image is.
 
     Raises:
-        ImageError: no Python, no vLLM, or no program `vllm` in the image, or its Python does not answer.
+        ImageError: no Python, no vLLM, or no program `vllm` in the image, or its Python does not work.
+        ImageSilentError: the image gave no answer now (too slow, killed, no room): nothing is known of it.
         MachineError: the node could not be asked.
     """
     architectures = wanted.architectures if wanted else ()
@@ -92,10 +101,10 @@ def probe(
     else:
         said = _ask(host, image, missing, progress, python=known.answer.python)
         answer = known.answer
+    found = read_inspections(said, missing, for_gpus=answer.engine.cuda is not None)
     before: dict[str, Inspection] = dict(known.inspections) if known else {}
-    found = read_inspections(said, missing)
-    store.write(_file(project, image.fingerprint), ProbeResult(answer=answer, inspections={**before, **found.final}))
-    return ProbeResult(answer=answer, inspections={**before, **found.by_architecture})
+    _keep(project, image.fingerprint, ProbeResult(answer=answer, inspections={**before, **found}))
+    return ProbeResult(answer=answer, inspections={**before, **found})
 
 
 def _ask(
@@ -110,16 +119,25 @@ def _ask(
     if architectures:
         what = f"asking {image.reference} on {host.name} about {', '.join(architectures)}"
     timeout = _PROBE_SECONDS + _STEP_SECONDS * (len(architectures) + 1 if architectures else 0)
+    until = int(time.time() + 2 * timeout + _GRACE_SECONDS)  # twice: it may be asked again through a shell
     argv = probe_command(
-        image.image_id, _container(), architectures, python=python or "python3", known=python is not None
+        image.image_id,
+        _container(),
+        architectures,
+        until=until,
+        python=python or "python3",
+        known=python is not None,
     )
     with heartbeat(what, progress):
+        _remove_left_behind(host, progress)
         done = _in_container(host, image, argv, timeout)
         if python is None and _has_no_program(done):
             # Some images keep their Python off PATH, and call it by its full name.
-            shell = (*_run(image.image_id, _container(), "sh"), "-c", _FIND_PYTHON, "sh")
+            shell = (*_run(image.image_id, _container(), "sh", until), "-c", _FIND_PYTHON, "sh")
             again = _in_container(host, image, (*shell, *argv[argv.index("-c") :]), timeout)
             done = done if _has_no_program(again) and not _is_shells(again) else again
+    if done.status in _KILLED and (python is not None or probe_program.MARKER in done.stdout):
+        return done.stdout  # what it said before it was killed is true
     if done.status != 0:
         raise _refused(host, image, done)
     return done.stdout
@@ -129,23 +147,41 @@ def _in_container(host: Host, image: ImageFacts, argv: Sequence[str], timeout: f
     try:
         return host.run(argv, timeout=timeout, check=False)
     except BaseException as error:
-        # Ending `docker run` does not end its container.
-        Docker(host).remove([argv[argv.index("--name") + 1]])
+        raised = error
         if isinstance(error, CommandTimeoutError):
-            raise ImageError(
+            raised = ImageSilentError(
                 f"{image.reference} does not answer",
                 node=host.name,
                 observed=f"its Python was asked what it has, and did not end within {timeout:.0f} s",
                 remedy=f"{by_hand(image.reference)} on {host.name} must end at once; a Python that is wrapped, or a "
-                "sitecustomize.py that waits, does not",
-            ) from error
-        raise
+                "sitecustomize.py that waits, does not; a node that is busy may answer later",
+            )
+        try:
+            # Ending `docker run` does not end its container.
+            to_the_end(lambda: Docker(host).remove([argv[argv.index("--name") + 1]]))
+        except SparkPipelineError as left:
+            raised.add_note(f"and its container could not be removed, which the next probe does: {left}")
+        if raised is error:
+            raise
+        raise raised from error
 
 
-def _run(reference: str, container: str, entrypoint: str) -> tuple[str, ...]:
+def _remove_left_behind(host: Host, progress: Progress) -> None:
+    """Containers of probes whose orchestrator died; what another run still waits for stays."""
+    for container in Docker(host).containers({LABEL: ""}):
+        until = container.labels[LABEL]
+        if until.isdecimal() and int(until) < time.time():
+            progress(f"removing {container.name} on {host.name}: a probe that nobody waits for any more")
+            try:
+                Docker(host).remove([container.name])
+            except SparkPipelineError as error:
+                progress(str(error))
+
+
+def _run(reference: str, container: str, entrypoint: str, until: int) -> tuple[str, ...]:
     return (
-        *("docker", "run", "--rm", "--pull", "never", "--network", "none", "--name", container),
-        *("--label", f"{LABEL}=1", "-w", "/", "--entrypoint", entrypoint, reference),
+        *("docker", "run", "--rm", "--pull", "never", "--network", "none", *_LIMITS, "--name", container),
+        *("--label", f"{LABEL}={until}", "-w", "/", "--entrypoint", entrypoint, reference),
     )
 
 
@@ -154,9 +190,20 @@ def _container() -> str:
 
 
 def _file(project: Project, fingerprint: str) -> Path:
-    """Facts are an image's, not a deployment's: two deployments of one image ask it once. Another probe asks anew."""
-    version = hashlib.sha256("".join(_program(module) for module in _ASKED_BY).encode()).hexdigest()[:8]
-    return project.root / "data" / "state" / "images" / f"{fingerprint}-{version}.json"
+    """Facts are an image's, not a deployment's: two deployments of one image ask it once."""
+    return project.root / "data" / "state" / "images" / f"{fingerprint}-v{PROBE_VERSION}.json"
+
+
+def _keep(project: Project, fingerprint: str, result: ProbeResult) -> None:
+    """Write down what would be answered again; what other versions of the probe left of this image goes."""
+    now = cached(project, fingerprint)  # another run may have asked meanwhile
+    inspections = {**(now.inspections if now else {}), **result.inspections}
+    final = {name: one for name, one in inspections.items() if one.final}
+    file = _file(project, fingerprint)
+    store.write(file, ProbeResult(answer=result.answer, inspections=final))
+    for other in file.parent.glob(f"{fingerprint}-*.json"):
+        if other != file:
+            other.unlink(missing_ok=True)
 
 
 def _program(module: object) -> str:
@@ -174,14 +221,24 @@ def _is_shells(done: Completed) -> bool:
 
 def _refused(host: Host, image: ImageFacts, answer: Completed) -> ImageError:
     said = (answer.stderr or answer.stdout).strip()[-800:]
+    kind, what = ImageError, "could not be asked what engine it has"
     if _has_no_program(answer):
         remedy = "name an image with python3 on its PATH under image.candidates: vLLM needs one"
     elif "exec format error" in said:
         remedy = f"this is an {image.architecture} image: name one for the architecture of {host.name}"
+    elif answer.status in _KILLED or not_now(said):
+        kind, what = ImageSilentError, "gave no answer now"
+        remedy = (
+            f"free -h; df -h; docker ps on {host.name} show what it lacks (the probe itself may use {_MEMORY} of "
+            "memory); make room, then run this again"
+        )
+    elif answer.status == _ENGINE_REFUSED:
+        kind, what = ImageSilentError, "could not be started"
+        remedy = f"journalctl -u docker -n 50 on {host.name} says why; {by_hand(image.reference)} shows it again"
     else:
         remedy = f"{by_hand(image.reference)} on {host.name} shows it again"
-    return ImageError(
-        f"{image.reference} could not be asked what engine it has",
+    return kind(
+        f"{image.reference} {what}",
         node=host.name,
         observed=f"status {answer.status}: {said or 'it printed nothing'}",
         remedy=remedy,

@@ -4,7 +4,7 @@
 
 Standard library, Python 3.8 or newer. A child of it imports vLLM, once, and answers over a pipe: what vLLM and its
 libraries print is kept apart. Every step has LIMIT_SECONDS; an import that hangs is an answer, too, and the container
-ends. Answers are lines of JSON behind a marker.
+ends. Answers are lines of JSON behind a marker, each with its `kind`, as image/events.py reads them.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import time
 import traceback
 from pathlib import Path
 
-INSPECTION_MARKER = "spark-pipeline-inspection "
+MARKER = "spark-pipeline-inspection "
 CHILD = "child"
 TEXT_CHARACTERS = 60000
 
@@ -42,41 +42,42 @@ def supervise(program, limit_seconds, architectures):
             start_new_session=True,
         )
         os.close(writing)
-        step, pending, problem = "importing vLLM", b"", ""
+        step, pending = "importing vLLM", b""
         end = time.monotonic() + limit_seconds
         while True:
-            if not select.select([reading], [], [], max(0.0, end - time.monotonic()))[0]:
-                problem = f"{step} did not end within {limit_seconds:.0f} s"
-                break
-            data = os.read(reading, 65536)
+            late = not select.select([reading], [], [], max(0.0, end - time.monotonic()))[0]
+            data = b"" if late else os.read(reading, 65536)
             if not data:
                 break
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
                 told = json.loads(line)
-                step, end = told.pop("next", step), time.monotonic() + limit_seconds
-                if told:
+                end = time.monotonic() + limit_seconds
+                if told["kind"] == "step":
+                    step = told["name"]
+                else:
                     yield told
-        if not problem:
-            try:
-                status = child.wait(timeout=10)
-                problem = f"{step} ended the process with status {status}" if status else ""
-            except subprocess.TimeoutExpired:
-                pass  # it said everything
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
+        status = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = child.wait(timeout=0 if late else 10)
+        if status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-        if problem:
+        if late or status:  # else it said everything
             noise.seek(max(0, noise.seek(0, os.SEEK_END) - 3000))
-            yield {"problem": problem, "noise": noise.read().decode("utf-8", "replace")}
+            log = noise.read().decode("utf-8", "replace")
+            told = {"step": step, "status": None if late else status, "limit_seconds": limit_seconds, "log": log}
+            yield dict(told, kind="ended")
 
 
-def text_of(error):
-    """The traceback; of an inspection, which vLLM does in a process of its own, the one of that process."""
+def failure(error):
+    """The traceback; of an inspection, which vLLM does in a process of its own, what that process printed, and its
+    status: one that was killed prints nothing of it."""
     said = str(error)
     if not said.startswith("Error raised in subprocess:"):
         said = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return said[-TEXT_CHARACTERS:]
+    return {"text": said[-TEXT_CHARACTERS:], "status": getattr(error.__cause__, "returncode", None)}
 
 
 def fallback(architecture):
@@ -86,7 +87,7 @@ def fallback(architecture):
 
     model = getattr(transformers, architecture, None)
     if model is None:
-        return {"transformers_class": False}
+        return {"transformers_class": False, "backend_compatible": None}
     questions = ["is_backend_compatible"]
     # The second question came with vLLM 0.30; transformers has the method for longer.
     if "_can_set_attn_implementation" in Path(registry.__file__).read_text(encoding="utf-8"):
@@ -106,8 +107,8 @@ def answer(descriptor, architectures):
     """The child's part."""
     out = os.fdopen(descriptor, "w")
 
-    def say(**told):
-        out.write(json.dumps(told) + "\n")
+    def say(kind, **told):
+        out.write(json.dumps(dict(told, kind=kind)) + "\n")
         out.flush()
 
     started = time.monotonic()
@@ -120,21 +121,21 @@ def answer(descriptor, architectures):
                 load_plugins()
             supported = set(ModelRegistry.get_supported_archs())
     except BaseException as error:  # noqa: BLE001 (a package may also end the process)
-        say(import_failed=text_of(error), seconds=time.monotonic() - started)
+        say("import_failed", failure=failure(error), seconds=time.monotonic() - started)
         return
-    say(registered=sorted(supported.intersection(architectures)))
+    say("registered", architectures=sorted(supported.intersection(architectures)))
     for name in architectures:
-        say(next="inspecting " + name)
-        told = {"architecture": name, "registered": name in supported, "inspected": None}
+        say("step", name="inspecting " + name)
         try:
             if name in supported:
                 ModelRegistry.models[name].inspect_model_cls()
-                told["inspected"] = True
+                kind, told = "inspected", {}
             else:
-                told.update(fallback(name))
+                kind, told = "not_registered", fallback(name)
         except BaseException as error:  # noqa: BLE001
-            told.update(text=text_of(error), inspected=False if name in supported else None)
-        say(seconds=time.monotonic() - started, **told)
+            kind = "inspection_failed" if name in supported else "transformers_failed"
+            told = {"failure": failure(error)}
+        say(kind, architecture=name, seconds=time.monotonic() - started, **told)
         started = time.monotonic()
 
 
@@ -146,7 +147,7 @@ def main():
         # Threads of what was imported may wait for each other at the end of the process.
         os._exit(0)
     for told in supervise(program, float(first), others):
-        print("\n" + INSPECTION_MARKER + json.dumps(told), flush=True)
+        print("\n" + MARKER + json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":

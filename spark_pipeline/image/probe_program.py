@@ -4,8 +4,8 @@
 
 Standard library only, Python 3.8 or newer; imports nothing of the engine. Importing vLLM takes seconds to minutes and
 may fail without a GPU; versions stand in the distributions' metadata, architectures in the source. The answer is one
-line behind a marker: an image may print what it likes. Where architectures are asked for, inspect_program.py goes on
-from there.
+line of JSON behind a marker, as image/events.py reads it: an image may print what it likes. Where architectures are
+asked for, inspect_program.py goes on from there.
 """
 
 import glob
@@ -35,6 +35,9 @@ found = importlib.util.find_spec("vllm")
 print(sys.version.split()[0], (found.submodule_search_locations[0] if found and found.origin else ""), sep="\\n")
 """
 OTHERS_SECONDS = 5
+MOST_PYTHONS = 12
+# Set for the Python that this program moved to: one that is a wrapper, and runs as another, would be moved to for ever.
+MOVED = "SPARK_PIPELINE_PROBE_MOVED"
 
 
 def text_of(*path):
@@ -71,20 +74,30 @@ def serving_python():
 
 
 def same_python(one, other):
-    """Whether two executables are one installation: a virtual environment's python links to another one's."""
-    return Path(one).parent.resolve() == Path(other).parent.resolve()
+    """Whether two executables are one installation.
+
+    A virtual environment's python links to another one's, so the folder counts; in one folder there may be several
+    versions, so the file counts, too.
+    """
+    if Path(one).parent.resolve() != Path(other).parent.resolve():
+        return False
+    try:
+        return os.path.samefile(one, other)  # noqa: PTH121
+    except OSError:  # a broken link
+        return one == other
 
 
 def other_pythons():
     """Every other Python of the image, and the vLLM that it would import."""
     found = []
     on_path = [shutil.which(name) for name in ("python3", "python")]
-    placed = [path for place in PLACES for path in matches(place + "/python3")]
-    for path in [*filter(None, on_path), *placed]:
+    placed = [path for place in PLACES for path in matches(place + "/python3*")]
+    named = [path for path in placed if re.search(r"/python3(\.\d+)?$", path)]  # not python3-config
+    for path in [*filter(None, on_path), *named]:
         if not any(same_python(path, known) for known in [sys.executable, *found]):
             found.append(path)
     started = []
-    for path in found[:12]:
+    for path in found[:MOST_PYTHONS]:
         try:
             argv = [path, "-c", FIND]
             started.append((path, subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)))
@@ -188,21 +201,21 @@ def facts():
     directory = package_directory("vllm")
     found = packages()
     here = {"executable": sys.executable, "version": platform.python_version(), "vllm_directory": directory}
-    answer = {
-        "pythons": [here, *other_pythons()],
-        # What the ranks run are words on PATH: a package alone starts nothing.
-        "programs": {name: shutil.which(name) for name in ("python3", "vllm", "ray")},
-        "packages": found,
-    }
+    answer = {"pythons": [here, *other_pythons()]}
     if directory is None:
-        return answer
+        return dict(answer, kind="no_engine")
     installed_as, distribution = owner_of(directory)
     cuda = cuda_of(package_directory("torch"))
     # A tree may have moved on since it was installed; a distribution's own version may say more ("+cpu").
     declared = distribution.version if distribution else None
     in_source = source_version(directory)
     transformers = package_directory("transformers") or "/nowhere"
-    answer.update(
+    return dict(
+        answer,
+        kind="engine",
+        # What the ranks run are words on PATH: a package alone starts nothing.
+        programs={name: shutil.which(name) for name in ("python3", "vllm", "ray")},
+        packages=found,
         installed_as=installed_as,
         version=(declared or in_source) if installed_as == "distribution" else (in_source or declared),
         requirements=(distribution.requires or []) if distribution else tree_requirements(directory, cuda),
@@ -217,11 +230,6 @@ def facts():
             "configuration_auto": text_of(transformers, "models", "auto", "configuration_auto.py"),
         },
     )
-    return answer
-
-
-def say(marker, answer):
-    print("\n" + marker + json.dumps(answer), flush=True)
 
 
 def main():
@@ -229,11 +237,12 @@ def main():
     # `-c` puts the working directory first: a folder named vllm in / is not what the program `vllm` imports.
     sys.path[:] = [place for place in sys.path if place]
     serving = serving_python()
-    if not same_python(serving, sys.executable):
+    if not same_python(serving, sys.executable) and os.environ.pop(MOVED, None) is None:
+        os.environ[MOVED] = "1"
         os.execv(serving, [serving, "-c", BOOT, *sys.argv[1:]])  # noqa: S606
     answer = facts()
     print("\n" + MARKER + json.dumps(answer), flush=True)
-    if architectures and "installed_as" in answer and answer["programs"]["vllm"]:
+    if architectures and answer["kind"] == "engine" and shutil.which("vllm"):
         sys.argv[1:] = [inspect_program, limit_seconds, *architectures]
         exec(inspect_program, {"__name__": "__main__"})  # noqa: S102
 

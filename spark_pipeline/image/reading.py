@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 from spark_pipeline.errors import ImageError
-from spark_pipeline.image import inspect_program, probe_program
 from spark_pipeline.image.answer import ImageAnswer, Inspection, PythonFound
+from spark_pipeline.image.events import (
+    Ended,
+    Engine,
+    Failure,
+    ImportFailed,
+    Inspected,
+    InspectionFailed,
+    NoEngine,
+    NotRegistered,
+    Registered,
+    TransformersFailed,
+    events,
+)
 from spark_pipeline.image.record import EngineFacts
 from spark_pipeline.image.registry_source import read_registry, transformers_types, vllm_config_types
-from spark_pipeline.image.root_cause import root_cause
+from spark_pipeline.image.root_cause import killed, root_cause
 
 
 def by_hand(reference: str) -> str:
@@ -29,19 +38,17 @@ def read_answer(text: str, *, reference: str, architecture: str) -> ImageAnswer:
     Raises:
         ImageError: no answer in it, no vLLM in the image, or no program `vllm`.
     """
-    answers = _answers(text, probe_program.MARKER)
-    if not answers:
+    said = next((event for event in reversed([*events(text)]) if isinstance(event, Engine | NoEngine)), None)
+    if said is None:
         raise ImageError(
             f"{reference} did not say what engine it has",
             observed=text[-500:] or "it printed nothing",
             remedy=f"{by_hand(reference)} shows whether its Python works",
         )
-    said = answers[-1]
-    pythons = tuple(PythonFound(**one) for one in said["pythons"])
-    if "installed_as" not in said:
-        raise _no_vllm(reference, pythons)
-    programs, packages = said["programs"], said["packages"]
-    if programs["vllm"] is None:
+    if isinstance(said, NoEngine):
+        raise _no_vllm(reference, said.pythons)
+    pythons, packages = said.pythons, said.packages
+    if said.programs["vllm"] is None:
         raise ImageError(
             f"{reference} has no program vllm",
             observed=f"the package is there ({pythons[0].executable} finds {pythons[0].vllm_directory}), but no `vllm` "
@@ -50,113 +57,112 @@ def read_answer(text: str, *, reference: str, architecture: str) -> ImageAnswer:
             "image.candidates",
         )
     engine = EngineFacts(
-        vllm=said["version"] or "unknown",
+        vllm=said.version or "unknown",
         # A package without its program starts no cluster.
-        ray=packages.get("ray") if said["has_ray_package"] and programs["ray"] else None,
+        ray=packages.get("ray") if said.has_ray_package and said.programs["ray"] else None,
         python=pythons[0].version,
         torch=packages.get("torch"),
         transformers=packages.get("transformers"),
-        supports_nnodes=said["supports_nnodes"],
+        supports_nnodes=said.supports_nnodes,
         architecture=architecture,
-        cuda=said["cuda"],
-        nccl=said["nccl"],
+        cuda=said.cuda,
+        nccl=said.nccl,
         flashinfer=packages.get("flashinfer-python") or packages.get("flashinfer"),
     )
-    texts = said["texts"]
     return ImageAnswer(
         engine=engine,
         python=pythons[0].executable,
         directory=pythons[0].vllm_directory or "",
-        installed_as=said["installed_as"],
+        installed_as=said.installed_as,
         pythons=pythons,
         packages=dict(sorted(packages.items())),
-        requirements=tuple(said["requirements"]),
-        registry=read_registry(texts["registry"]),
-        config_types=vllm_config_types(texts["vllm_config"]),
-        transformers_types=transformers_types(texts["auto_mappings"], texts["configuration_auto"]),
+        requirements=said.requirements,
+        registry=read_registry(said.texts["registry"]),
+        config_types=vllm_config_types(said.texts["vllm_config"]),
+        transformers_types=transformers_types(said.texts["auto_mappings"], said.texts["configuration_auto"]),
     )
 
 
-@dataclass(frozen=True)
-class Inspections:
-    """What vLLM said of each architecture that it was asked for.
+def read_inspections(text: str, architectures: Sequence[str], *, for_gpus: bool) -> dict[str, Inspection]:
+    """What vLLM said of each of these architectures, out of all that the container printed.
 
     Args:
-        by_architecture: one for each that was asked for.
-        final: those whose answer would be the same another time: not one that came to no end.
+        for_gpus: the image is made for GPUs; the container has none.
     """
-
-    by_architecture: dict[str, Inspection]
-    final: dict[str, Inspection]
-
-
-def read_inspections(text: str, architectures: Iterable[str]) -> Inspections:
-    """The answers about these architectures out of all that the container printed."""
-    registered: set[str] | None = None
+    registered: tuple[str, ...] | None = None
     found: dict[str, Inspection] = {}
-    problem, noise = "the container ended before vLLM answered", text[-2000:]
-    for said in _answers(text, inspect_program.INSPECTION_MARKER):
-        if "registered" in said and "architecture" not in said:
-            registered = set(said["registered"])
-        elif "import_failed" in said:
-            found.update((name, _failed(name, None, said, said["import_failed"])) for name in architectures)
-        elif "architecture" in said:
-            name = said["architecture"]
-            found[name] = (
-                _failed(name, said["registered"], said, said["text"]) if "text" in said else Inspection(**said)
+    ended, log = "the container was ended before vLLM answered", text[-2000:]
+    for event in events(text):
+        match event:
+            case Registered():
+                registered = event.architectures
+            case ImportFailed(failure=failure, seconds=seconds):
+                found.update((name, _failed(name, None, failure, seconds, for_gpus)) for name in architectures)
+            case Inspected(architecture=name, seconds=seconds):
+                found[name] = Inspection(architecture=name, registered=True, inspected=True, seconds=seconds)
+            case InspectionFailed(architecture=name, failure=failure, seconds=seconds):
+                found[name] = _failed(name, True, failure, seconds, for_gpus)
+            case TransformersFailed(architecture=name, failure=failure, seconds=seconds):
+                found[name] = _failed(name, False, failure, seconds, for_gpus)
+            case NotRegistered(architecture=name):
+                found[name] = Inspection(
+                    architecture=name,
+                    registered=False,
+                    inspected=None,
+                    transformers_class=event.transformers_class,
+                    backend_compatible=event.backend_compatible,
+                    seconds=event.seconds,
+                )
+            case Ended():
+                ended, log = _ended(event), event.log
+            case _:
+                pass
+    for name in architectures:
+        if name not in found:
+            found[name] = Inspection(
+                architecture=name,
+                registered=None if registered is None else name in registered,
+                inspected=None,
+                traceback=log,
+                inconclusive=ended,
+                final=False,
             )
-        elif "problem" in said:
-            problem, noise = said["problem"], said["noise"]
-    unfinished = {
-        name: Inspection(
-            architecture=name,
-            registered=None if registered is None else name in registered,
-            inspected=None,
-            traceback=noise,
-            inconclusive=problem,
-        )
-        for name in architectures
-        if name not in found
-    }
-    return Inspections({**found, **unfinished}, found)
+    return found
 
 
-def _failed(name: str, registered: bool | None, said: dict[str, Any], text: str) -> Inspection:
-    cause = root_cause(text)
-    inspected = said.get("inspected")
+def _failed(name: str, registered: bool | None, failure: Failure, seconds: float, for_gpus: bool) -> Inspection:
+    cause = root_cause(failure.text, failure.status, for_gpus=for_gpus)
     return Inspection(
         architecture=name,
         registered=registered,
-        inspected=None if cause.environment else inspected,
+        inspected=False if registered and not cause.inconclusive else None,
         error=cause.error,
         traceback=cause.traceback,
-        inconclusive=cause.environment,
-        seconds=said["seconds"],
+        inconclusive=cause.inconclusive,
+        final=cause.says.final,
+        seconds=seconds,
     )
 
 
+def _ended(event: Ended) -> str:
+    if event.status is None:
+        return f"{event.step} did not end within {event.limit_seconds:.0f} s"
+    how = killed(event.status) or f"it ended the process with status {event.status}"
+    return f"{event.step}: {how}"
+
+
 def _no_vllm(reference: str, pythons: tuple[PythonFound, ...]) -> ImageError:
-    others = [one for one in pythons[1:] if one.vllm_directory]
-    if others:
-        folder = others[0].executable.rpartition("/")[0]
-        remedy = f"{others[0].executable} has one: put it first on the image's PATH (ENV PATH={folder}:$PATH)"
-    else:
+    other = next((one for one in pythons[1:] if one.vllm_directory), None)
+    if other is None:
         remedy = "name an image with vLLM under image.candidates; the python3 on its PATH must be the one with vLLM"
+    else:
+        folder, _, name = other.executable.rpartition("/")
+        remedy = f"{other.executable} has one: put it first on the image's PATH (ENV PATH={folder}:$PATH)"
+        if name not in ("python3", "python"):
+            remedy = f"{other.executable} has one: make it the python3 that comes first on the image's PATH"
     return ImageError(
         f"{reference} has no vLLM",
         observed=f"its python3 ({pythons[0].executable} {pythons[0].version}) finds no package vllm"
         + (f"; looked at too: {', '.join(one.executable for one in pythons[1:])}" if pythons[1:] else ""),
         remedy=remedy,
     )
-
-
-def _answers(text: str, marker: str) -> list[dict[str, Any]]:
-    """What stands behind the marker. A line that something else got into is no answer."""
-    found: list[dict[str, Any]] = []
-    for line in text.splitlines():
-        if line.startswith(marker):
-            try:
-                found.append(json.loads(line.removeprefix(marker)))
-            except json.JSONDecodeError:
-                continue
-    return found

@@ -37,6 +37,7 @@ class Packages:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.environment: dict[str, str] = {}
+        self.python = sys.executable  # what the programs are started with
 
     def add(self, name: str, files: dict[str, str]) -> None:
         for path, text in files.items():
@@ -59,15 +60,16 @@ class Packages:
     def ask(self) -> ImageAnswer:
         return read_answer(self.run(), reference="engine:1", architecture="amd64")
 
-    def inspect(self, *architectures: str, limit_seconds: float = 20) -> dict[str, Inspection]:
-        return read_inspections(self.run(*architectures, limit_seconds=limit_seconds), architectures).by_architecture
+    def inspect(self, *architectures: str, limit_seconds: float = 20, for_gpus: bool = False) -> dict[str, Inspection]:
+        text = self.run(*architectures, limit_seconds=limit_seconds)
+        return read_inspections(text, architectures, for_gpus=for_gpus)
 
     def run(self, *architectures: str, limit_seconds: float = 20) -> str:
         """All that the programs print."""
         programs = [Path(module.__file__ or "").read_text("utf-8") for module in (probe_program, inspect_program)]
         paths = {"PYTHONPATH": str(self.directory), "PATH": str(self.directory / "bin")}
         done = subprocess.run(
-            [sys.executable, "-S", "-c", probe_program.BOOT, *programs, str(limit_seconds), *architectures],
+            [self.python, "-S", "-c", probe_program.BOOT, *programs, str(limit_seconds), *architectures],
             env={**paths, "TMPDIR": os.environ.get("TMPDIR", "/tmp"), **self.environment},
             cwd="/",
             capture_output=True,

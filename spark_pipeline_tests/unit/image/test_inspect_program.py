@@ -19,10 +19,15 @@ ImportError: cannot import name 'MambaStateCopyFunc' from 'vllm.model_executor.l
 
 
 def inspect(
-    directory: Path, *architectures: str, code: str = "", before: str = "", limit_seconds: float = 20
+    directory: Path,
+    *architectures: str,
+    code: str = "",
+    before: str = "",
+    limit_seconds: float = 20,
+    for_gpus: bool = False,
 ) -> dict[str, Inspection]:
     packages = importable(directory, f"{before}\n{MODEL_REGISTRY}\n{code}")
-    return packages.inspect(*architectures, limit_seconds=limit_seconds)
+    return packages.inspect(*architectures, limit_seconds=limit_seconds, for_gpus=for_gpus)
 
 
 def failing(text: str) -> str:
@@ -52,6 +57,75 @@ def test_the_real_error_of_an_inspection_is_told(tmp_path: Path) -> None:
     assert "_run()" in found.traceback
 
 
+# vLLM's own way to look at a class: a process of its own, whose status is only in the cause of what is raised.
+IN_A_PROCESS = """
+import subprocess, sys
+class Lazy(Model):
+    def __init__(self, program):
+        self.program = program
+    def inspect_model_cls(self):
+        done = subprocess.run([sys.executable, "-c", self.program], capture_output=True)
+        try:
+            done.check_returncode()
+        except Exception as e:
+            raise RuntimeError(f"Error raised in subprocess:\\n{done.stderr.decode()}") from e
+"""
+SAYS = "import sys, os, signal; print('WARNING: loading kernels', file=sys.stderr, flush=True); "
+
+
+def looked_at(directory: Path, program: str, *, for_gpus: bool = False) -> Inspection:
+    code = f'{IN_A_PROCESS}\nModelRegistry.models["BrokenForCausalLM"] = Lazy({program!r})'
+    return inspect(directory, "BrokenForCausalLM", code=code, for_gpus=for_gpus)["BrokenForCausalLM"]
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (SAYS + "os.kill(os.getpid(), signal.SIGKILL)", "ended by the signal SIGKILL (no memory left"),
+        (SAYS + "os.kill(os.getpid(), signal.SIGSEGV)", "ended by the signal SIGSEGV; the last it said: WARNING"),
+        # Something was logged before, and a shell in between turns the signal into a status.
+        (
+            "import os, signal, logging\ntry:\n import nothing\nexcept ImportError:\n logging.exception('x')\n"
+            "os.kill(os.getpid(), signal.SIGTERM)",
+            "ended by the signal SIGTERM",
+        ),
+        (SAYS + "os._exit(137)", "ended by the signal SIGKILL"),
+        (SAYS + "os._exit(1)", "ended without an exception, status 1; the last it said: WARNING: loading kernels"),
+        ("import os; os._exit(3)", "ended without an exception, status 3; the last it said: Error raised in subproc"),
+    ],
+)
+@pytest.mark.parametrize("for_gpus", [True, False])
+def test_an_inspection_that_was_killed_says_nothing_about_the_class(
+    tmp_path: Path, program: str, why: str, for_gpus: bool
+) -> None:
+    found = looked_at(tmp_path, program, for_gpus=for_gpus)
+    assert (found.registered, found.inspected, found.final) == (True, None, False)
+    assert why in found.inconclusive
+
+
+@pytest.mark.parametrize("for_gpus", [True, False])
+def test_an_inspection_that_ends_with_its_own_exception_is_final(tmp_path: Path, for_gpus: bool) -> None:
+    found = looked_at(tmp_path, SAYS + "import nothing", for_gpus=for_gpus)
+    assert (found.inspected, found.error, found.final) == (
+        False,
+        "ModuleNotFoundError: No module named 'nothing'",
+        True,
+    )
+
+
+@pytest.mark.parametrize("error", ["MemoryError()", "OSError(28, 'No space left on device')"])
+def test_an_inspection_without_room_is_asked_again(tmp_path: Path, error: str) -> None:
+    found = looked_at(tmp_path, f"raise {error}")
+    assert (found.registered, found.inspected, found.final) == (True, None, False)
+
+
+def test_an_import_without_room_is_asked_again(tmp_path: Path) -> None:
+    before = "raise OSError(24, 'Too many open files')"
+    found = inspect(tmp_path, "Qwen3ForCausalLM", before=before)["Qwen3ForCausalLM"]
+    assert (found.registered, found.final) == (None, False)
+    assert "Too many open files" in found.inconclusive
+
+
 def test_an_inspection_that_needs_a_gpu_says_nothing_about_the_class(tmp_path: Path) -> None:
     text = (
         "Error raised in subprocess:\nTraceback (most recent call last):\n  x\nRuntimeError: No CUDA GPUs are available"
@@ -59,6 +133,7 @@ def test_an_inspection_that_needs_a_gpu_says_nothing_about_the_class(tmp_path: P
     found = inspect(tmp_path, "BrokenForCausalLM", code=failing(text))["BrokenForCausalLM"]
     assert (found.registered, found.inspected) == (True, None)
     assert found.inconclusive == "the container that asks has no GPU: RuntimeError: No CUDA GPUs are available"
+    assert found.final
 
 
 def test_one_that_fails_does_not_keep_the_next_from_being_asked(tmp_path: Path) -> None:
@@ -110,7 +185,14 @@ ModelRegistry.models["SlowForCausalLM"] = Hanging()
 
 def test_a_vllm_that_is_killed_while_it_is_imported_says_nothing(tmp_path: Path) -> None:
     found = inspect(tmp_path, "Qwen3ForCausalLM", before="import os; os.kill(os.getpid(), 9)")["Qwen3ForCausalLM"]
-    assert found.inconclusive == "importing vLLM ended the process with status -9"
+    assert found.inconclusive.startswith("importing vLLM: it was ended by the signal SIGKILL (no memory left")
+    assert not found.final
+
+
+def test_a_vllm_that_ends_the_process_while_it_is_imported_says_nothing(tmp_path: Path) -> None:
+    found = inspect(tmp_path, "Qwen3ForCausalLM", before="import os; os._exit(3)")["Qwen3ForCausalLM"]
+    assert found.inconclusive == "importing vLLM: it ended the process with status 3"
+    assert not found.final
 
 
 @pytest.mark.parametrize(("compatible", "text"), [(True, "True"), (False, "False")])
@@ -126,7 +208,7 @@ def test_transformers_is_asked_for_what_vllm_does_not_have(tmp_path: Path, compa
 
 def test_a_transformers_that_cannot_be_asked_is_told(tmp_path: Path) -> None:
     found = inspect(tmp_path, "OtherForCausalLM")["OtherForCausalLM"]
-    assert (found.registered, found.transformers_class) == (False, None)
+    assert (found.registered, found.transformers_class, found.final) == (False, None, True)
     assert found.error == "ModuleNotFoundError: No module named 'transformers'"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from spark_pipeline.errors import ImageError
+from spark_pipeline.image import probe_program
+from spark_pipeline.image.reading import read_answer
 from spark_pipeline_tests.unit.image.made_up import REGISTRY, Packages, engine
 
 VERSION_FILE = "__version__ = version = '0.17.1rc1.dev25+g1234'\n"
@@ -192,6 +195,68 @@ def test_another_python_on_the_path_is_told_with_its_vllm(tmp_path: Path, other_
     first, *others = packages.ask().pythons
     assert first.vllm_directory == str(packages.directory / "vllm")
     assert str(packages.directory / "bin" / "python3") in [one.executable for one in others]
+
+
+@pytest.fixture
+def one_folder(tmp_path: Path, other_python: Path) -> Path:
+    """One folder with two versions, as /usr/bin may have them; the second is a wrapper of another installation."""
+    folder = tmp_path / "one"
+    folder.mkdir()
+    (folder / "python3").symlink_to(sys.executable)
+    (folder / "python").symlink_to("python3")
+    (folder / "python3.99").write_text(f'#!/bin/sh\nexec {other_python} "$@"\n')
+    (folder / "python3.99").chmod(0o755)
+    (folder / "python3-config").symlink_to("python3")
+    (folder / "python3.98").symlink_to("nowhere")
+    (tmp_path / "linked").symlink_to(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("one/python3", "one/python", True),
+        ("one/python3", "linked/python", True),
+        ("one/python3", "one/python3.99", False),
+        ("one/python3", "one/python3.98", False),
+        ("one/python3.98", "one/python3.98", True),
+        ("one/python3", "venv/bin/python3", False),  # links to the same file, and is another installation
+    ],
+)
+def test_two_versions_in_one_folder_are_two(tmp_path: Path, one_folder: Path, one: str, other: str, same: bool) -> None:
+    assert probe_program.same_python(str(tmp_path / one), str(tmp_path / other)) is same
+
+
+def test_the_program_vllm_may_run_under_another_version_of_the_same_folder(
+    tmp_path: Path, one_folder: Path, other_python: Path
+) -> None:
+    packages = Packages(tmp_path / "packages")
+    packages.python = str(one_folder / "python3")
+    packages.program("vllm", f"#!{one_folder}/python3.99\n")
+    found = packages.ask()
+    assert (found.python, found.engine.vllm) == (str(other_python), "0.20.0")
+
+
+def test_every_version_of_a_folder_is_looked_at(
+    one_folder: Path, other_python: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe_program, "PLACES", (str(one_folder),))
+    monkeypatch.setenv("PATH", str(one_folder.parent))
+    monkeypatch.setattr(sys, "executable", str(one_folder / "python3"))
+    (found,) = probe_program.other_pythons()
+    assert found["executable"] == str(one_folder / "python3.99")
+    assert found["vllm_directory"].endswith("site-packages/vllm")
+
+
+def test_another_version_that_has_vllm_is_told_with_what_to_do(one_folder: Path) -> None:
+    pythons = [
+        {"executable": str(one_folder / name), "version": "3", "vllm_directory": place}
+        for name, place in (("python3", None), ("python3.99", "/x/vllm"))
+    ]
+    text = probe_program.MARKER + json.dumps({"kind": "no_engine", "pythons": pythons})
+    with pytest.raises(ImageError) as caught:
+        read_answer(text, reference="engine:1", architecture="amd64")
+    assert f"{one_folder}/python3.99 has one: make it the python3 that comes first" in caught.value.remedy
 
 
 def test_an_image_whose_other_python_has_vllm_is_told_where(tmp_path: Path, other_python: Path) -> None:
