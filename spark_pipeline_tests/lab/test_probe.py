@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_pipeline.errors import ImageError
+from spark_pipeline.errors import ImageError, ImageSilentError
 from spark_pipeline.fleet.connection import FleetConnection
 from spark_pipeline.fleet.docker import Docker, ImageFacts
 from spark_pipeline.fleet.host import Host
@@ -256,8 +256,40 @@ def test_a_python_that_never_answers_is_an_error_and_its_container_goes(
 ) -> None:
     monkeypatch.setattr(facts, "_PROBE_SECONDS", 5)
     build(head, "sp-test/probe:waits", {"sitecustomize.py": "import time; time.sleep(1e6)"}, base=PYTHON)
-    with pytest.raises(ImageError, match="does not answer"):
+    with pytest.raises(ImageSilentError, match="does not answer"):
         ask(head, project, "sp-test/probe:waits", None)
+
+
+def test_an_import_that_wants_more_memory_than_a_probe_may_have_says_nothing(
+    head: Host, project: Project, small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(facts, "_LIMITS", ("--memory", "100m", "--memory-swap", "100m", "--oom-score-adj", "1000"))
+    greedy = f"kept = b'x' * 400_000_000\n{MODEL_REGISTRY}"
+    build(head, "sp-test/probe:greedy", {**ANSWERING, "vllm/__init__.py": greedy}, base=PYTHON)
+    result = ask(head, project, "sp-test/probe:greedy")
+    found = result.inspections["Qwen3ForCausalLM"]
+    assert (found.registered, found.final) == (None, False)
+    assert (verdict(result, QWEN3).kind, verdict(result, QWEN3).evidence) == (Kind.NATIVE, Evidence.STATIC)
+    monkeypatch.setattr(facts, "_LIMITS", ())
+    assert verdict(ask(head, project, "sp-test/probe:greedy"), QWEN3).evidence is Evidence.INSPECTED
+
+
+def test_what_a_dead_orchestrator_left_goes_and_what_another_run_waits_for_stays(
+    head: Host, project: Project, small: None
+) -> None:
+    build(head, "sp-test/probe:answers", ANSWERING, base=PYTHON)
+    label, now, unique = facts.LABEL, int(time.time()), uuid.uuid4().hex[:8]
+    left, used = f"sp-probe-test-left-{unique}", f"sp-probe-test-used-{unique}"
+    asleep = ("--entrypoint", "python3", PYTHON, "-c", "import time; time.sleep(600)")
+    try:
+        for name, until in ((left, now - 1), (used, now + 600)):
+            words = ("docker", "run", "--detach", "--network", "none", "--name", name, "--label", f"{label}={until}")
+            head.run([*words, *asleep], timeout=60)
+        ask(head, project, "sp-test/probe:answers")
+        assert Docker(head).container(left) is None
+        assert Docker(head).container(used) is not None
+    finally:
+        Docker(head).remove([left, used])
 
 
 @pytest.mark.parametrize("where", ["sitecustomize.py", "vllm/__init__.py"])
