@@ -143,7 +143,7 @@ def _weights(session: Session, facts: dict[str, NodeFacts], manifest: Manifest) 
         run_id=session.run_id,
         verified_at=datetime.now(UTC),
     )
-    return weights.printable(session.fleet, plan_weights(manifest, directory, reports)), record
+    return weights.printable(plan_weights(manifest, directory, reports)), record
 
 
 def _recorded_image_plan(session: Session, choice: ImageChoice, on_head: ImageFacts, engine: EngineFacts) -> StagePlan:

@@ -19,7 +19,6 @@ from spark_pipeline.weights.manifest import Manifest
 from spark_pipeline.weights.model_config import ModelConfig, extra_head_layers, is_extra_head
 from spark_pipeline.weights.model_files import WeightFiles, read_config, weight_files
 
-
 # Raise it when the same files would give other facts: what an older program kept is asked anew then.
 FACTS_VERSION = 1
 

@@ -20,7 +20,7 @@ from spark_pipeline.weights.manifest import Manifest
 from spark_pipeline.weights.node.messages import Inventory, Report, Request
 
 INSPECT_SECONDS = 120.0
-_SHORT = ("inspect", "inventory", "remove")
+_SHORT = ("inspect", "inventory", "remove", "done")
 # 120 GB over a slow line take a day. Silence is what ends a call: the program gives a sign of life every second.
 WORK_SECONDS = 3 * 24 * 3600.0
 SILENCE_SECONDS = 60.0

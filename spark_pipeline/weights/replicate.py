@@ -1,73 +1,51 @@
-"""From the head to its peers, over the fabric; only what a peer lacks travels.
+"""From the head to its peers, over the fabric, to all of them at once; only what a peer lacks travels.
 
-rsync over the head's own ssh login, several streams at once: one stream is bound by one core's encryption. Without
-that login, or without rsync, the head hands the files over by HTTP (weights/node/serve.py).
+The head serves its proven files on a port of its fabric address, for as long as the copy lasts and to whoever knows a
+password that is made for it; every peer fetches in several streams and digests what comes while it comes
+(docs/decisions/0012-http-then-rsync.md). A peer that cannot reach that port gets them by rsync (weights/rsync.py).
 """
 
 from __future__ import annotations
 
-import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 
-from spark_pipeline.errors import HubError, LoginRefusedError, WeightsError
-from spark_pipeline.fleet.cancel import stop_if_cancelled
-from spark_pipeline.fleet.fabric import fabric_ssh, prepare_fabric
-from spark_pipeline.fleet.host import Words, shell_text
+from spark_pipeline.errors import HubError, LoginRefusedError, SparkPipelineError, WeightsError
+from spark_pipeline.fleet.host import Host
 from spark_pipeline.fleet.parallel import each
 from spark_pipeline.fleet.progress import Meter
 from spark_pipeline.fleet.session import Session
-from spark_pipeline.spec.fleet import Fleet, Node
 from spark_pipeline.weights.manifest import Manifest
-from spark_pipeline.weights.node.messages import Report, Source, WantedFile
-from spark_pipeline.weights.node_program import WORK_SECONDS, call, request
+from spark_pipeline.weights.node.messages import Report, Source
+from spark_pipeline.weights.node_program import call, request
 from spark_pipeline.weights.plan import NodePlan
 from spark_pipeline.weights.result import NodeResult
+from spark_pipeline.weights.rsync import copy_by_rsync, did_not_get_through, places
 
-STREAMS = 4  # to one peer
-HEAD_STREAMS = 5  # to all peers: each is a session of the head's ssh server, and others want some for hours too
-SMALL_BYTES = 64_000_000  # less than this is not worth a second login
-ATTEMPTS = 3
-PAUSE_SECONDS = 5.0
-# Socket, protocol stream, time-outs, ssh itself (rsync(1), EXIT VALUES): the link, not the files.
-_LINK_STATUSES = (10, 12, 30, 35, 255)
-_DONE = re.compile(r"\s*(\d+)\s+\d+%")
-_SENT = re.compile(r"Literal data: (\d+) bytes")
+FILES_AT_ONCE = 4  # to one peer
+STALL_SECONDS = 20.0
+# Whether the port answers at all, before anything waits for it: a firewall drops without a word.
+_REACH = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5).close()"
+_REACH_SECONDS = 20.0
+_GIVE = ""  # no node has this name: the head's part among those of the peers
 
 
-def rsync_command(fleet: Fleet, peer: Node, directory: str) -> tuple[str, ...]:
-    """The words that, run on the head with the files' names on standard input, bring them to `peer`.
+@dataclass
+class _Counter:
+    """The head's side: where it listens, once it does."""
 
-    Plain files with their times and nothing else; a name may hold anything (with --protect-args no shell on the peer
-    reads it). Which files travel was decided by digest, so rsync's own guess by size and time is off. Interrupted,
-    what has arrived is kept aside and is the base of the next attempt.
-    """
-    *ssh, destination = fabric_ssh(fleet, peer)
-    return (
-        "rsync",
-        *("--files-from=-", "--from0", "--protect-args", "--times", "--ignore-times"),
-        *("--partial-dir=.spark_pipeline-partial", "--timeout=60"),
-        *("--no-human-readable", "--info=progress2", "--stats"),
-        *("-e", shell_text(ssh)),
-        *("--", f"{directory}/", f"{destination}:{directory}/"),
-    )
+    address: str
+    password: str = field(repr=False)
+    listening: threading.Event = field(default_factory=threading.Event)
+    port: int | None = None
 
-
-def names_on_input(files: Sequence[WantedFile]) -> bytes:
-    """For --from0 --files-from=-. `./` in front: rsync takes a leading # or ; for a comment, even here."""
-    return b"".join(b"./" + file.path.encode() + b"\0" for file in files)
-
-
-def streams(files: Sequence[WantedFile]) -> tuple[tuple[WantedFile, ...], ...]:
-    """The files in at most STREAMS shares of about the same size: the largest first, each to the smallest share."""
-    count = 1 if sum(file.size_bytes for file in files) < SMALL_BYTES else min(STREAMS, len(files))
-    shares: list[list[WantedFile]] = [[] for _ in range(count)]
-    for file in sorted(files, key=lambda file: -file.size_bytes):
-        min(shares, key=lambda share: sum(one.size_bytes for one in share)).append(file)
-    return tuple(tuple(share) for share in shares)
+    def source(self) -> Source:
+        url = f"http://{self.address}:{self.port}"
+        return Source(url, self.password, files_at_once=FILES_AT_ONCE, stall_seconds=STALL_SECONDS)
 
 
 def replicate(
@@ -81,134 +59,104 @@ def replicate(
 
     Raises:
         WeightsError: a copy did not get through.
-        MachineError: the fabric does not carry it.
+        MachineError: a node could not be asked, or the fabric does not carry it.
     """
     by_name = {node.node: node for node in planned}
-    places = threading.BoundedSemaphore(HEAD_STREAMS)
+    counter = _Counter(str(session.fleet.head.fabric), secrets.token_urlsafe(32))
+    taken = places()
 
     def work(name: str) -> NodeResult:
+        if name == _GIVE:
+            return _give(session, manifest, counter, receivers=len(by_name))
         started = time.monotonic()
-        node = by_name[name]
-        obstacle = _no_rsync(session, name, reports)
-        if obstacle:
-            session.progress(f"[{name}] {obstacle}. Copying by HTTP over the fabric instead")
-            copied = _hand_over(session, manifest, node, places)
-        else:
-            copied = _rsync(session, manifest, node, places)
+        counter.listening.wait()
+        if counter.port is None:
+            return NodeResult(name)  # the head says why
+        host, node = session.connection.host(name), by_name[name]
+        try:
+            if obstacle := _obstacle(host, counter.address, counter.port):
+                copied = _second_way(session, manifest, node, taken, obstacle, reports)
+            else:
+                copied = _take(session, manifest, host, node, counter)
+        finally:
+            # However it ended. Untold, the head waits for a sign of this peer for two minutes, and then ends by itself.
+            with suppress(SparkPipelineError):
+                asked = request("done", manifest, session.fleet.weights_dir, source=counter.source())
+                call(session.head, asked, progress=session.progress)
         return NodeResult(name, copied_bytes=copied, copy_seconds=time.monotonic() - started)
 
-    return each(by_name, work)
+    done = each((_GIVE, *by_name), work)
+    return {name: done[name] for name in by_name}
 
 
-@contextmanager
-def _one_of(places: threading.BoundedSemaphore) -> Iterator[None]:
-    """Wait for a place, and keep it for a block. The waiting is given up as a command is."""
-    while not places.acquire(timeout=0.25):
-        stop_if_cancelled()
+def _give(session: Session, manifest: Manifest, counter: _Counter, *, receivers: int) -> NodeResult:
+    """The head serves until every peer has said that it is done."""
+
+    def on_port(port: int) -> None:
+        counter.port = port
+        counter.listening.set()
+
+    asked = request(
+        "serve",
+        manifest,
+        session.fleet.weights_dir,
+        source=Source("", counter.password),
+        listen_on=counter.address,
+        receivers=receivers,
+    )
     try:
-        yield
+        call(session.head, asked, progress=session.progress, on_port=on_port)
     finally:
-        places.release()
+        counter.listening.set()
+    return NodeResult(_GIVE)
 
 
-def _no_rsync(session: Session, name: str, reports: Mapping[str, Report]) -> str:
-    """Why rsync cannot do it; '' when it can."""
-    without = [node for node in (session.fleet.head.name, name) if not reports[node].has_rsync]
-    if without:
-        return f"rsync is not installed on {' and '.join(without)} (apt install rsync)"
+def _take(session: Session, manifest: Manifest, host: Host, planned: NodePlan, counter: _Counter) -> int:
+    """A peer fetches what it lacks; how many bytes came."""
+    meter = Meter(f"[{host.name}] copying {manifest.repo}", planned.bring_bytes, session.progress)
+    asked = request("download", manifest, session.fleet.weights_dir, source=counter.source())
     try:
-        prepare_fabric(session.connection, session.fleet, session.project.known_hosts, [session.fleet.node(name)])
-    except LoginRefusedError as error:
-        return f"{error.what}. To have it: {error.remedy}"
-    return ""
-
-
-def _rsync(session: Session, manifest: Manifest, planned: NodePlan, places: threading.BoundedSemaphore) -> int:
-    directory = f"{session.fleet.weights_dir}/{manifest.repo}/{manifest.commit}"
-    argv = rsync_command(session.fleet, session.fleet.node(planned.node), directory)
-    meter = Meter(f"[{planned.node}] copying {manifest.repo}", planned.bring_bytes, session.progress)
-    shares = streams(planned.bring)
-    done = [0] * len(shares)
-
-    def send(index: int) -> int:
-        sent: list[int] = []
-
-        def on_line(line: str) -> None:
-            if match := _DONE.match(line):
-                done[index] = int(match[1])
-                meter.set(sum(done))
-            elif match := _SENT.match(line):
-                sent.append(int(match[1]))
-
-        _send(session, planned.node, argv, names_on_input(shares[index]), on_line, places)
-        return sum(sent)
-
-    copied = sum(each(range(len(shares)), send).values())
+        copied = call(host, asked, progress=session.progress, on_bytes=meter.set).downloaded_bytes
+    except HubError as error:
+        raise did_not_get_through(session, host.name, f"{error.what}: {error.observed}") from error
     session.progress(meter.line())
     return copied
 
 
-def _send(
+def _obstacle(host: Host, address: str, port: int) -> str:
+    """Why this peer cannot fetch from the head; '' when it can."""
+    argv = ("python3", "-I", "-c", _REACH, address, str(port))
+    done = host.run(argv, timeout=_REACH_SECONDS, check=False)
+    if done.status == 0:
+        return ""
+    said = done.stderr.strip().splitlines()
+    return f"{host.name} does not reach port {port} of {address}: {said[-1] if said else 'no answer'}"
+
+
+def _second_way(
     session: Session,
-    peer: str,
-    argv: Words,
-    names: bytes,
-    on_line: Callable[[str], None],
-    places: threading.BoundedSemaphore,
-) -> None:
-    for attempt in range(1, ATTEMPTS + 1):
-        with _one_of(places):
-            done = session.head.stream(argv, on_line=on_line, input=names, timeout=WORK_SECONDS, check=False)
-        if done.status == 0:
-            return
-        said = done.stderr.strip()[-1500:]
-        if done.status not in _LINK_STATUSES or attempt == ATTEMPTS:
-            raise _broken(session, peer, f"rsync ended with status {done.status}: {said or 'it printed nothing'}")
-        session.progress(f"[{peer}] the copy broke (status {done.status}: {said}); again in {PAUSE_SECONDS:.0f} s")
-        time.sleep(PAUSE_SECONDS)
-
-
-def _broken(session: Session, peer: str, observed: str) -> WeightsError:
-    return WeightsError(
-        f"copying from {session.head.name} over the fabric did not get through",
-        node=peer,
-        observed=observed,
-        remedy="see that the fabric is up on both ends and the disk has room; the next run goes on from here",
-    )
-
-
-def _hand_over(session: Session, manifest: Manifest, planned: NodePlan, places: threading.BoundedSemaphore) -> int:
-    """The head serves, the peer fetches, with a password that lives as long as this copy."""
-    fleet, weights_dir = session.fleet, session.fleet.weights_dir
-    password = secrets.token_urlsafe(32)
-    address = str(fleet.head.fabric)
-    meter = Meter(f"[{planned.node}] copying {manifest.repo}", planned.bring_bytes, session.progress)
-    listening = threading.Event()
-    ports: list[int] = []
-
-    def on_port(port: int) -> None:
-        ports.append(port)
-        listening.set()
-
-    def give(_: str) -> int:
-        asked = request("serve", manifest, weights_dir, source=Source("", password), listen_on=address)
-        try:
-            with _one_of(places):
-                call(session.head, asked, progress=session.progress, on_port=on_port)
-        finally:
-            listening.set()
-        return 0
-
-    def take(name: str) -> int:
-        listening.wait()
-        if not ports:
-            return 0  # `give` says why
-        source = Source(f"http://{address}:{ports[0]}", password, files_at_once=STREAMS, stall_seconds=20.0)
-        asked = request("download", manifest, weights_dir, source=source, listen_on=address)
-        host = session.connection.host(name)
-        try:
-            return call(host, asked, progress=session.progress, on_bytes=meter.set).downloaded_bytes
-        except HubError as error:
-            raise _broken(session, name, f"by HTTP: {error.what}: {error.observed}") from error
-
-    return sum(each((give, take), lambda side: side(planned.node)).values())
+    manifest: Manifest,
+    planned: NodePlan,
+    taken: threading.BoundedSemaphore,
+    obstacle: str,
+    reports: Mapping[str, Report],
+) -> int:
+    """rsync, where the first way is closed. That this one is closed too must not hide what closed the first."""
+    name = planned.node
+    without = [node for node in (session.fleet.head.name, name) if not reports[node].has_rsync]
+    if without:
+        raise WeightsError(
+            "no way from the head to this node",
+            node=name,
+            observed=f"{obstacle}\nrsync is not installed on {' and '.join(without)}",
+            remedy=f"open {session.fleet.head.fabric} to the fabric's other addresses, or: apt install rsync",
+        )
+    session.progress(f"[{name}] {obstacle}. Copying by rsync over ssh instead, which is slower")
+    try:
+        return copy_by_rsync(session, manifest, planned, taken)
+    except LoginRefusedError as error:
+        error.observed = f"{obstacle}\n{error.observed}"
+        raise
+    except SparkPipelineError as error:
+        error.observed = f"{error.observed}\n{obstacle}"
+        raise

@@ -10,7 +10,6 @@ from spark_pipeline.fleet.plan import Command, StagePlan
 from spark_pipeline.fleet.progress import human_bytes, human_seconds
 from spark_pipeline.fleet.session import Session
 from spark_pipeline.spec import store
-from spark_pipeline.spec.fleet import Fleet
 from spark_pipeline.weights import node_program
 from spark_pipeline.weights.download import download
 from spark_pipeline.weights.hub import Hub
@@ -20,7 +19,7 @@ from spark_pipeline.weights.node.messages import Report
 from spark_pipeline.weights.plan import WeightsPlan
 from spark_pipeline.weights.plan import plan as decide
 from spark_pipeline.weights.record import WeightsRecord, record_path
-from spark_pipeline.weights.replicate import replicate, rsync_command, streams
+from spark_pipeline.weights.replicate import replicate
 from spark_pipeline.weights.resolution import resolve_for_run
 from spark_pipeline.weights.result import NodeResult, Proof, WeightsResult
 from spark_pipeline.weights.revision import resolve
@@ -37,7 +36,7 @@ def plan(session: Session, revision: str | None = None) -> StagePlan:
         HubError, RevisionNotFoundError, WeightsError, MachineError: what `ensure` would meet before its first byte.
     """
     manifest = resolve(session.deployment.model, revision or session.deployment.model.revision, session.state_dir)
-    return printable(session.fleet, _decide(session, manifest, observe(session, manifest)))
+    return printable(_decide(session, manifest, observe(session, manifest)))
 
 
 def ensure(session: Session, *, revision: str | None = None, rehash: bool = False) -> WeightsResult:
@@ -57,7 +56,7 @@ def ensure(session: Session, *, revision: str | None = None, rehash: bool = Fals
     manifest = resolve_for_run(session, revision)
     reports = observe(session, manifest, rehash=rehash)
     planned = _decide(session, manifest, reports)
-    found = printable(session.fleet, planned)
+    found = printable(planned)
     for reason in found.reasons:
         session.progress(reason)
     results = {node.node: NodeResult(node.node) for node in planned.nodes}
@@ -90,9 +89,9 @@ def _decide(session: Session, manifest: Manifest, reports: Mapping[str, Report])
         raise
 
 
-def printable(fleet: Fleet, planned: WeightsPlan) -> StagePlan:
+def printable(planned: WeightsPlan) -> StagePlan:
     """The plan for people; pure. Digesting may find more files wrong; those are then brought in the same way."""
-    return StagePlan(STAGE, planned.changes, planned.reasons(), tuple(_commands(fleet, planned)))
+    return StagePlan(STAGE, planned.changes, planned.reasons(), tuple(_commands(planned)))
 
 
 def _apply(
@@ -134,17 +133,16 @@ def _apply(
             session.progress(_told(result))
 
 
-def _commands(fleet: Fleet, planned: WeightsPlan) -> list[Command]:
+def _commands(planned: WeightsPlan) -> list[Command]:
     head = planned.head
     peers = [node for node in planned.peers if node.bring]
     changing = [node.node for node in planned.nodes if node.changes]
     commands = [Command(name, node_program.command("verify")) for name in changing]
     if head.bring:
         commands.append(Command(head.node, node_program.command("download")))
-    for node in peers:
-        argv = rsync_command(fleet, fleet.node(node.node), planned.directory)
-        commands += [Command(head.node, argv)] * len(streams(node.bring))
-    commands += [Command(node.node, node_program.command("verify")) for node in peers]
+    if peers:
+        commands.append(Command(head.node, node_program.command("serve")))
+    commands += [Command(node.node, node_program.command("download")) for node in peers]
     if planned.changes:
         commands += [Command(node.node, node_program.command("seal")) for node in planned.nodes]
     return commands

@@ -36,7 +36,8 @@ def run(request: bytes) -> int:
 
 
 def perform(request: Request) -> Report | Inventory:
-    """inspect: look, change nothing. verify, download, seal: one program at a time. serve: hand files to a peer.
+    """inspect: look, change nothing. verify, download, seal: one program at a time. serve: hand files to peers.
+    done: tell `serve` that one of them needs nothing more.
     inventory, remove: about all revisions."""
     if request.operation == "inventory":
         return inventory(Path(request.weights_dir))
@@ -49,7 +50,10 @@ def perform(request: Request) -> Report | Inventory:
     if report.obstacle:
         raise Problem("files", "something stands where the model should lie", report.obstacle)
     if request.operation == "serve" and request.source:
-        return serve(model, request.listen_on, request.source.token)
+        return serve(model, request.listen_on, request.source.token, request.receivers)
+    if request.operation == "done" and request.source:
+        say_done(request.source)
+        return report
     with lock(model.state):
         model = Model(request)  # what another run has proven while this one waited
         if request.operation == "verify":
@@ -59,9 +63,5 @@ def perform(request: Request) -> Report | Inventory:
             give_back_all(model)
             return sealed
         if request.operation == "download" and request.source:
-            try:
-                return download(model, request.source)
-            finally:
-                if request.listen_on:
-                    say_done(request.source)
+            return download(model, request.source)
     raise Problem("request", f"no operation {request.operation!r}")

@@ -43,6 +43,7 @@ class Request:
     rehash: bool = False
     source: Source | None = None
     listen_on: str = ""
+    receivers: int = 1
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

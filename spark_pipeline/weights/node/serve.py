@@ -1,4 +1,4 @@
-"""Handing a verified model from one node to another over the fabric, when ssh between them is not set up.
+"""Handing a verified model from one node to others over the fabric.
 
 Plain HTTP with a password that is made for this one copy and travels over standard input only. Ranks talk over the
 same fabric in clear anyway, and the receiver checks every byte against the manifest.
@@ -24,9 +24,9 @@ DONE_PATH = "/.spark_pipeline/done"
 MAX_IDLE_SECONDS = 120.0
 
 
-def serve(model: Model, address: str, password: str) -> Report:
-    """Serve the proven files at `address` until the receiver says that it is done, or nothing was sent for long."""
-    with Server(model, address, password) as server, Counter() as counter:
+def serve(model: Model, address: str, password: str, receivers: int) -> Report:
+    """Serve the proven files at `address` until all receivers said that they are done, or nothing was sent for long."""
+    with Server(model, address, password, receivers) as server, Counter() as counter:
         threading.Thread(target=server.serve_forever, name="serve", daemon=True).start()
         emit("serving", port=server.server_address[1])
         while not server.done.wait(1.0) and time.monotonic() - server.last_sign < MAX_IDLE_SECONDS:
@@ -36,7 +36,7 @@ def serve(model: Model, address: str, password: str) -> Report:
 
 
 def say_done(source: Source) -> None:
-    """The receiver's last word to `serve`; lost, the other side ends by itself later."""
+    """The last word about one receiver to `serve`; lost, it ends by itself later."""
     request = urllib.request.Request(source.base_url + DONE_PATH, method="POST")  # noqa: S310 (our own address)
     request.add_header("Authorization", f"Bearer {source.token}")
     with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5):  # noqa: S310
@@ -46,14 +46,22 @@ def say_done(source: Source) -> None:
 class Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, model: Model, address: str, password: str) -> None:
+    def __init__(self, model: Model, address: str, password: str, receivers: int) -> None:
         self.model = model
         self.files = {file.path: file for file in model.files}
         self.authorization = f"Bearer {password}"
         self.done = threading.Event()
+        self._waits_for = receivers
+        self._lock = threading.Lock()
         self.last_sign = time.monotonic()
         self.sent_bytes = 0
         super().__init__((address, 0), _Handler)
+
+    def one_is_done(self) -> None:
+        with self._lock:
+            self._waits_for -= 1
+            if self._waits_for <= 0:
+                self.done.set()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -82,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         if self._is_allowed() and self.path == DONE_PATH:
             self._answer(200)
-            self.server.done.set()
+            self.server.one_is_done()
 
     def _is_allowed(self) -> bool:
         is_allowed = hmac.compare_digest(self.headers.get("Authorization", ""), self.server.authorization)

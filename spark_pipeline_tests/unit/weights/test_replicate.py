@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from spark_pipeline.fleet.host import Completed, Words
+from spark_pipeline.fleet.parallel import each
 from spark_pipeline.spec.fleet import Fleet
-from spark_pipeline.weights import replicate
+from spark_pipeline.weights import rsync
 from spark_pipeline.weights.manifest import Manifest, ManifestFile
-from spark_pipeline.weights.node.messages import Report
 from spark_pipeline.weights.plan import NodePlan
 
 NAMES = ("head", "one", "two", "three")
@@ -56,15 +56,16 @@ class CountingHost:
 
 
 def test_copies_to_several_peers_leave_sessions_of_the_head_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicate, "prepare_fabric", lambda *_: None)
+    monkeypatch.setattr(rsync, "prepare_fabric", lambda *_: None)
     head = CountingHost()
     project = SimpleNamespace(known_hosts=None)
     session: Any = SimpleNamespace(fleet=FLEET, head=head, connection=None, project=project, progress=lambda _: None)
     size = MANIFEST.size_bytes
     planned = [NodePlan(name, (), (), MANIFEST.wanted, size, size, 2 * size, seal=True) for name in NAMES[1:]]
+    by_name = {node.node: node for node in planned}
 
-    copied = replicate.replicate(session, MANIFEST, planned, dict.fromkeys(NAMES, Report(has_rsync=True)))
+    taken = rsync.places()
+    each([node.node for node in planned], lambda name: rsync.copy_by_rsync(session, MANIFEST, by_name[name], taken))
 
-    assert list(copied) == list(NAMES[1:])
-    assert head.started == 3 * replicate.STREAMS
-    assert 1 < head.most <= replicate.HEAD_STREAMS
+    assert head.started == 3 * rsync.STREAMS
+    assert 1 < head.most <= rsync.HEAD_STREAMS

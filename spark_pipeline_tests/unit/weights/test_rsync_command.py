@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spark_pipeline.spec.fleet import Fleet
 from spark_pipeline.weights.node.messages import WantedFile
-from spark_pipeline.weights.replicate import SMALL_BYTES, STREAMS, names_on_input, rsync_command, streams
+from spark_pipeline.weights.rsync import SMALL_BYTES, STREAMS, names_on_input, rsync_command, streams
 
 FLEET = Fleet.model_validate(
     {
