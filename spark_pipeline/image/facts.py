@@ -197,11 +197,11 @@ def _file(project: Project, fingerprint: str) -> Path:
 def _keep(project: Project, fingerprint: str, result: ProbeResult) -> None:
     """Write down what would be answered again; what other versions of the probe left of this image goes."""
     now = cached(project, fingerprint)  # another run may have asked meanwhile
-    inspections = {**(now.inspections if now else {}), **result.inspections}
-    final = {name: one for name, one in inspections.items() if one.final}
+    before = now.inspections if now else {}
+    final = {name: one for name, one in result.inspections.items() if one.final}
     file = _file(project, fingerprint)
-    store.write(file, ProbeResult(answer=result.answer, inspections=final))
-    for other in file.parent.glob(f"{fingerprint}-*.json"):
+    store.write(file, ProbeResult(answer=result.answer, inspections={**before, **final}))
+    for other in file.parent.glob(f"{fingerprint}*.json"):
         if other != file:
             other.unlink(missing_ok=True)
 

@@ -185,18 +185,19 @@ def test_an_error_that_need_not_be_the_gpus_is_one_of_an_image_for_processors(pr
     assert probe(head, image(), project, print, QWEN3).inspections["Qwen3ForCausalLM"].inspected is False
 
 
-def test_what_another_run_asked_meanwhile_is_kept(project: Project) -> None:
+@pytest.mark.parametrize("mine", ["", inspected("Qwen3ForCausalLM")])
+def test_what_another_run_asked_meanwhile_is_kept(project: Project, mine: str) -> None:
     probe(machine().on(*RUN, stdout=answer()), image(), project, print)
 
     class Slow(ScriptedHost):
         def run(self, argv, **how):  # type: ignore[no-untyped-def]
             done = super().run(argv, **how)
             if "Qwen3ForCausalLM" in argv:
-                other = machine().on(*RUN, stdout=inspected("Qwen3MoeForCausalLM"))
-                probe(other, image(), project, print, MOE)
+                other = machine().on(*RUN, stdout=inspected("Qwen3ForCausalLM") + inspected("Qwen3MoeForCausalLM"))
+                probe(other, image(), project, print, Wanted((*QWEN3.architectures, *MOE.architectures)))
             return done
 
-    probe(Slow().on(*LEFT).on(*RUN, stdout=inspected("Qwen3ForCausalLM")), image(), project, print, QWEN3)
+    probe(Slow().on(*LEFT).on(*RUN, stdout=mine), image(), project, print, QWEN3)
     kept = cached(project, image().fingerprint)
     assert kept is not None
     assert set(kept.inspections) == {"Qwen3ForCausalLM", "Qwen3MoeForCausalLM"}
@@ -218,7 +219,8 @@ def test_what_another_version_of_the_probe_found_is_asked_for_again_and_goes(
     (before,) = folder.iterdir()
     others = folder / "another-v1.json"
     others.write_text("{}")
-    (folder / f"{image().fingerprint}-0123abcd.json").write_text("{}")
+    for old in ("", "-0123abcd"):
+        (folder / f"{image().fingerprint}{old}.json").write_text("{}")
     monkeypatch.setattr(facts, "PROBE_VERSION", facts.PROBE_VERSION + 1)
     assert cached(project, image().fingerprint) is None
     probe(machine().on(*RUN, stdout=answer()), image(), project, print)
