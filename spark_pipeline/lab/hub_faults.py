@@ -27,13 +27,17 @@ class Fault(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["unavailable", "slow", "cut", "flip", "wrong_size", "gated", "ignore_range"]
+    kind: Literal["unavailable", "slow", "cut", "stall", "flip", "wrong_size", "gated", "ignore_range"]
     repo: str = Field(default="*", description="Shell pattern for owner/name.")
     path: str = Field(default="*", description="Shell pattern for the file's path in the repository.")
     times: int | None = Field(default=None, gt=0, description="How many GETs it spoils; None: all.")
-    retry_after_s: int = Field(default=1, description="unavailable: what the 503 says in Retry-After.")
+    status: Literal[503, 429] = Field(default=503, description="unavailable: out of order, or too many requests.")
+    retry_after_s: int = Field(default=1, description="unavailable: what the answer says in Retry-After.")
     bytes_per_s: int = Field(default=100_000, gt=0, description="slow: how fast each connection is.")
-    after_bytes: int = Field(default=0, description="cut: the connection ends after so many bytes of the body.")
+    after_bytes: int = Field(
+        default=0,
+        description="cut: the connection ends after so many bytes of the body; stall: nothing more comes over it.",
+    )
     offset: int | None = Field(default=None, description="flip: which byte of the file is wrong; None: the middle one.")
     size_delta: int = Field(default=-1, description="wrong_size: so many bytes more or fewer than the file has.")
     token: str = Field(default="", description="gated: the one token that gets the file; the empty one never does.")

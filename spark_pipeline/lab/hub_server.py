@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -147,8 +148,9 @@ class _Handler(BaseHTTPRequestHandler):
         is_get = self.command == "GET"
         faults = self.server.faults.faults_for(repo, path, counts=is_get)
         if "unavailable" in faults:
-            headers = {"Retry-After": str(faults["unavailable"].retry_after_s)}
-            raise _Refusal(503, "Service Unavailable", headers=headers)
+            fault = faults["unavailable"]
+            headers = {"Retry-After": str(fault.retry_after_s)}
+            raise _Refusal(fault.status, HTTPStatus(fault.status).phrase, headers=headers)
         if "gated" in faults:
             self._refuse_unless_allowed(faults["gated"], repo)
         revision = self._revision(repo, revision_name)
@@ -167,13 +169,18 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {wanted.start}-{wanted.stop - 1}/{body.size_bytes}"
             body = replace(body, part=wanted)
         headers["Content-Length"] = str(len(body.part))
-        if "cut" in faults and faults["cut"].after_bytes < len(body.part):
-            body = replace(body, part=body.part[: faults["cut"].after_bytes])
+        ending = faults.get("cut") or faults.get("stall")
+        if ending and ending.after_bytes < len(body.part):
+            body = replace(body, part=body.part[: ending.after_bytes])
             self.close_connection = True
+        else:
+            ending = None
         rate = faults["slow"].bytes_per_s if "slow" in faults else None
         # A slow connection trickles ten times a second: a client's watchdog sees progress, only little of it.
         blocks = body.blocks(_BLOCK_BYTES if rate is None else max(1, rate // 10))
         self._respond(200 if wanted is None else 206, headers, blocks, len(body.part), bytes_per_s=rate)
+        if ending and ending.kind == "stall":
+            self.rfile.read(1)  # returns when the client hangs up: it has nothing else to say
 
     def _refuse_unless_allowed(self, gate: Fault, repo: str) -> None:
         sent = self.headers.get("Authorization", "")

@@ -14,6 +14,8 @@ from spark_pipeline.weights.node_program import call, request
 from spark_pipeline.weights.plan import NodePlan
 from spark_pipeline.weights.result import NodeResult, Proof
 
+STALL_SECONDS = 60.0  # without one new byte; then the connection is ended and another one goes on from there
+
 
 def download(session: Session, manifest: Manifest, planned: NodePlan) -> Proof:
     """Bring what the head lacks. Files are digested on the way and get their name only when they are right.
@@ -26,7 +28,7 @@ def download(session: Session, manifest: Manifest, planned: NodePlan) -> Proof:
     started = time.monotonic()
     hub = Hub.of(session.deployment.model)
     head = session.head
-    source = Source(hub.files_url(manifest.repo, manifest.commit), hub.token)
+    source = Source(hub.files_url(manifest.repo, manifest.commit), hub.token, stall_seconds=STALL_SECONDS)
     meter = Meter(f"[{head.name}] downloading {manifest.repo}", planned.bring_bytes, session.progress)
     asked = request("download", manifest, session.fleet.weights_dir, source=source)
     try:

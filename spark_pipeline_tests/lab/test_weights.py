@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -11,12 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-import uuid
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,150 +24,23 @@ from spark_pipeline.errors import (
     VerificationError,
     WeightsError,
 )
-from spark_pipeline.fleet import known_hosts
 from spark_pipeline.fleet.session import open_session
-from spark_pipeline.lab.hub_faults import Fault, write_faults
-from spark_pipeline.lab.hub_server import ACCESS_LOG, HubServer
-from spark_pipeline.lab.hub_store import publish
+from spark_pipeline.lab.hub_faults import Fault
 from spark_pipeline.lab.lab import Lab
-from spark_pipeline.spec.project import Project
 from spark_pipeline.weights import replicate, stage
 from spark_pipeline.weights.record import read_record
 from spark_pipeline.weights.result import WeightsResult
+from spark_pipeline_tests.lab.weights_bench import BOTH, FILES, REPO, Bench, bench_on, expected, size, wait_for
 
 pytestmark = pytest.mark.lab
 
-BOTH = ("head", "peer")
-REPO = "lab/weights_test"
 AWKWARD = ["a b.bin", "$(touch pwned).bin", "'q\".bin", "-rf.bin", "#c.bin", "sub dir/é%20?.bin", ";x"]
-
-
-def safetensors(count: int) -> bytes:
-    header = json.dumps({"a": {"dtype": "U8", "shape": [count], "data_offsets": [0, count]}}).encode()
-    return len(header).to_bytes(8, "little") + header + os.urandom(count)
-
-
-FILES = {
-    "config.json": b'{"architectures": ["X"]}',
-    "model-1.safetensors": safetensors(3_000_000),
-    "model-2.safetensors": safetensors(2_000_000),
-    "model.safetensors.index.json": json.dumps(
-        {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
-    ).encode(),
-}
-
-
-@dataclass
-class Bench:
-    """One model on its own hub, one weights directory of its own on both nodes."""
-
-    lab: Lab
-    hub: HubServer
-    project: Project
-    weights_dir: str
-    said: list[str] = field(default_factory=list)
-
-    def publish(self, files: Mapping[str, bytes], branch: str = "main") -> str:
-        return publish(self.hub.root, REPO, files, branch)
-
-    def fault(self, *faults: Fault) -> None:
-        write_faults(self.hub.root, faults)
-
-    def ensure(self, **more: Any) -> WeightsResult:
-        """As a run of its own: within one run a branch means the same commit all along."""
-        run_id = uuid.uuid4().hex
-        with open_session(self.project, "model", progress=self.said.append, run_id=run_id) as session:
-            return stage.ensure(session, **more)
-
-    def log(self) -> list[dict[str, Any]]:
-        log = self.hub.root / ACCESS_LOG
-        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-
-    def fetched(self) -> list[dict[str, Any]]:
-        return [entry for entry in self.log() if "/resolve/" in entry["path"]]
-
-    def resumed(self, path: str) -> list[dict[str, Any]]:
-        """Requests for the rest of a file. (What a killed one had asked for is logged late: when sending fails.)"""
-        return [entry for entry in self.fetched() if entry["path"].endswith(path) and entry["range"]]
-
-    def sent_bytes(self) -> int:
-        return sum(entry["sent_bytes"] for entry in self.fetched() if entry["status"] in (200, 206))
-
-    def forget(self) -> None:
-        (self.hub.root / ACCESS_LOG).unlink(missing_ok=True)
-
-    def on(self, node: str, script: str, *words: str, timeout: float = 60) -> str:
-        """A line of shell as root on a node, with `$1` and so on; its output."""
-        done = self.lab.run_in_node(node, ["sh", "-c", script, "sh", *words], timeout=timeout)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def digests(self, node: str, directory: str) -> dict[str, str]:
-        """Path -> sha256 as the node's own sha256sum says, of everything but our own corner."""
-        script = 'cd "$1" && find . -path ./.spark_pipeline -prune -o -type f -print0 | xargs -0 sha256sum -z --'
-        lines = self.on(node, script, directory).split("\0")[:-1]
-        return {line[66:].removeprefix("./"): line[:64] for line in lines}
-
-    def programs(self, node: str) -> list[str]:
-        """Process ids on a node that hold a file of our directory open."""
-        holds = 'ls -l "$p/fd" 2>/dev/null | grep -q -- "$1"'
-        script = f'for p in /proc/[0-9]*; do if {holds}; then echo "${{p#/proc/}}"; fi; done'
-        return self.on(node, script, self.weights_dir).split()
 
 
 @pytest.fixture
 def bench(lab: Lab, tmp_path: Path) -> Iterator[Bench]:
-    hub = HubServer(str(lab.plan.host_address), 0, tmp_path / "hub")
-    threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
-    weights_dir = f"/home/spark/weights test {uuid.uuid4().hex[:8]}"
-    made = Bench(lab, hub, declare(lab, tmp_path / "project", hub.endpoint, weights_dir), weights_dir)
-    yield made
-    hub.shutdown()
-    hub.server_close()
-    for node in BOTH:
-        made.on(node, 'umount "$1" 2>/dev/null; rm -rf -- "$1"', weights_dir)
-    made.on("head", "rm -f /home/spark/.spark_pipeline/known_hosts_weights_lab")
-
-
-def declare(lab: Lab, root: Path, hub_url: str, weights_dir: str) -> Project:
-    for folder in ("fleets", "deployments", "profiles"):
-        (root / "data" / folder).mkdir(parents=True)
-    (root / "data" / "fleets" / "weights_lab.yaml").write_text(
-        f"""
-name: weights_lab
-accelerator: none
-weights_dir: {weights_dir}
-nodes:
-  - name: head
-    ssh: {{host: {lab.plan.node(0).management}, user: spark, key: {lab.paths.key}}}
-    fabric: {lab.plan.node(0).fabric}
-  - name: peer
-    ssh: {{host: {lab.plan.node(1).fabric}, user: spark, key: {lab.paths.key}, via: head}}
-    fabric: {lab.plan.node(1).fabric}
-    internet: false
-"""
-    )
-    (root / "data" / "deployments" / "model.yaml").write_text(
-        f"""
-name: model
-fleet: weights_lab
-model: {{repo: {REPO}, hub_url: "{hub_url}"}}
-image: {{candidates: [none]}}
-parallel: {{tensor: 2}}
-serve: {{served_name: model}}
-"""
-    )
-    project = Project.load(root)
-    known_hosts.enroll(project.fleet("weights_lab"), project.known_hosts, lambda _: None)
-    return project
-
-
-def size(files: Mapping[str, bytes]) -> int:
-    return sum(len(content) for content in files.values())
-
-
-def expected(files: Mapping[str, bytes]) -> dict[str, str]:
-    return {path: hashlib.sha256(content).hexdigest() for path, content in files.items()}
+    with bench_on(lab, tmp_path) as made:
+        yield made
 
 
 def test_the_head_downloads_the_peer_is_copied_to_and_both_are_proven(bench: Bench) -> None:
@@ -264,12 +132,12 @@ def test_a_download_whose_program_is_killed_goes_on_from_that_byte(bench: Bench)
 
     thread = threading.Thread(target=run)
     thread.start()
-    _wait_for(lambda: _part_size(bench) > 100_000)
+    wait_for(lambda: bench.part_bytes() > 100_000)
     for pid in bench.programs("head"):
         bench.on("head", 'kill -9 "$1"', pid)
     thread.join(60)
     assert failed[0].node == "head"
-    kept = _part_size(bench)
+    kept = bench.part_bytes()
     bench.fault()
     bench.forget()
 
@@ -298,12 +166,12 @@ def test_when_the_orchestrator_ends_the_heads_program_ends_and_the_next_run_goes
     orchestrator = subprocess.Popen(
         [sys.executable, "-c", code, str(bench.project.root)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    _wait_for(lambda: _part_size(bench) > 100_000)
+    wait_for(lambda: bench.part_bytes() > 100_000)
     orchestrator.send_signal(how)
     orchestrator.wait()
 
-    _wait_for(lambda: not bench.programs("head"))
-    kept = _part_size(bench)
+    wait_for(lambda: not bench.programs("head"))
+    kept = bench.part_bytes()
     bench.fault()
     bench.forget()
     bench.ensure()
@@ -359,7 +227,7 @@ def test_a_token_opens_it_and_stays_out_of_sight_on_the_node(bench: Bench, monke
     )
     thread = threading.Thread(target=bench.ensure)
     thread.start()
-    _wait_for(lambda: _part_size(bench) > 100_000)
+    wait_for(lambda: bench.part_bytes() > 100_000)
     look = "cat /proc/[0-9]*/cmdline /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n' | grep -c hf_sEcReT4[2] || true"
     seen_while_it_ran = bench.on("head", look).strip()
     thread.join(120)
@@ -371,7 +239,7 @@ def test_a_token_opens_it_and_stays_out_of_sight_on_the_node(bench: Bench, monke
 
 def test_a_small_disk_on_the_peer_is_found_before_the_first_byte(bench: Bench) -> None:
     bench.publish(FILES)
-    _small_disk(bench, "peer", "2m")
+    bench.small_disk("peer", "2m")
 
     with pytest.raises(WeightsError, match="does not fit") as caught:
         bench.ensure()
@@ -383,7 +251,7 @@ def test_a_small_disk_on_the_peer_is_found_before_the_first_byte(bench: Bench) -
 
 def test_a_disk_that_fills_up_in_the_middle_is_named_and_the_next_run_goes_on(bench: Bench) -> None:
     bench.publish(FILES)
-    _small_disk(bench, "head", "6m")
+    bench.small_disk("head", "6m")
     bench.fault(Fault(kind="slow", path="model-1.safetensors", bytes_per_s=1_000_000))
     failed: list[WeightsError] = []
 
@@ -394,7 +262,7 @@ def test_a_disk_that_fills_up_in_the_middle_is_named_and_the_next_run_goes_on(be
 
     thread = threading.Thread(target=run)
     thread.start()
-    _wait_for(lambda: _part_size(bench) > 100_000)
+    wait_for(lambda: bench.part_bytes() > 100_000)
     bench.on("head", 'head -c 2500000 /dev/zero >"$1/other" 2>/dev/null || true', bench.weights_dir)
     thread.join(60)
     assert "No space left" in failed[0].observed
@@ -489,20 +357,3 @@ def test_the_printed_copy_command_works_as_typed(bench: Bench) -> None:
     bench.on("head", 'su spark -c "$1"', f"cd; {typed}")
 
     assert bench.digests("peer", record.directory) == expected(FILES)
-
-
-def _part_size(bench: Bench) -> int:
-    """Bytes of model-1.safetensors that the head has so far, complete or not."""
-    script = 'cat "$1"/*/*/*/.spark_pipeline/part/model-1.safetensors 2>/dev/null | wc -c'
-    return int(bench.on("head", script, bench.weights_dir))
-
-
-def _small_disk(bench: Bench, node: str, size_text: str) -> None:
-    bench.on(node, 'mkdir -p "$1" && mount -t tmpfs -o size="$2",mode=1777 none "$1"', bench.weights_dir, size_text)
-
-
-def _wait_for(is_so, seconds: float = 40.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)

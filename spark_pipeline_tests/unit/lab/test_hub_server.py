@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from huggingface_hub import HfApi
@@ -202,13 +203,27 @@ def test_a_slow_hub_keeps_to_its_rate(hub: HubServer) -> None:
     assert time.monotonic() - begin >= 0.2
 
 
-def test_unavailable_says_when_to_come_again_and_ends(hub: HubServer) -> None:
-    write_faults(hub.root, [Fault(kind="unavailable", retry_after_s=3, times=1)])
+def test_a_stalled_connection_stays_open_and_gives_nothing_more(hub: HubServer) -> None:
+    write_faults(hub.root, [Fault(kind="stall", path="weights.bin", after_bytes=1000, times=1)])
+    path = f"{REPO}/resolve/main/weights.bin"
+    with urllib.request.urlopen(f"{hub.endpoint}/{path}", timeout=0.3) as answer:
+        first = answer.read(1000)
+        with pytest.raises(TimeoutError):
+            answer.read(1)
+
+    assert first == WEIGHTS[:1000]
+    assert fetch(hub, path)[2] == WEIGHTS
+    assert sorted(int(str(entry["sent_bytes"])) for entry in access(hub)) == [1000, len(WEIGHTS)]
+
+
+@pytest.mark.parametrize("refusal", [503, 429])
+def test_unavailable_says_when_to_come_again_and_ends(hub: HubServer, refusal: Literal[503, 429]) -> None:
+    write_faults(hub.root, [Fault(kind="unavailable", status=refusal, retry_after_s=3, times=1)])
     path = f"{REPO}/resolve/main/config.json"
 
     status, headers, _ = fetch(hub, path)
 
-    assert (status, headers["Retry-After"]) == (503, "3")
+    assert (status, headers["Retry-After"]) == (refusal, "3")
     assert fetch(hub, path)[0] == 200
 
 
