@@ -73,6 +73,15 @@ def _need_weights(host: Host, weights: WeightsRecord) -> None:
             observed=f"{weights.marker} is missing, or is another manifest's",
             remedy="materialize model_weights again",
         )
+    # It also names the boot in which they were read; after a power cut files may be shorter than they were read.
+    words = ("grep", "--quiet", "--fixed-strings", "--file=/proc/sys/kernel/random/boot_id", weights.marker)
+    if host.run(words, timeout=TIMEOUT_SECONDS, check=False).status != 0:
+        raise ClusterError(
+            "this node was restarted since its model was verified",
+            node=host.name,
+            observed=f"{weights.marker} is of another boot",
+            remedy="materialize model_weights again: it reads the files once, and fetches only what is wrong",
+        )
 
 
 def _need_port(host: Host, port: int) -> None:

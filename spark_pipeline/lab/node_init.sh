@@ -14,6 +14,9 @@ mount --bind docker merged/var/lib/docker
 
 mount -t proc proc merged/proc
 mount -t sysfs sysfs merged/sys
+# Its own, and another one at each start, as of a machine of its own: what was true before a power cut may not be.
+cat /proc/sys/kernel/random/uuid >boot_id
+mount --bind boot_id merged/proc/sys/kernel/random/boot_id
 mount --rbind /sys/fs/cgroup merged/sys/fs/cgroup
 
 mount -t tmpfs -o size=64k,mode=755 dev merged/dev

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_pipeline.errors import NoRoomError, WeightsError
 from spark_pipeline.fleet.progress import human_bytes
 from spark_pipeline.weights.manifest import Manifest
-from spark_pipeline.weights.node.messages import BadFile, Report, WantedFile
+from spark_pipeline.weights.node.messages import BadFile, LinkableFile, Report, WantedFile
 
 # Directories, our own notes and what a file system needs for itself: a share of the bytes, and a block for each file.
 _OVERHEAD = 0.01
@@ -21,8 +21,10 @@ class NodePlan:
 
     Args:
         prove: there, with the right size, but not read since they last changed: to be digested.
+        before_restart: paths of those in `prove` that are as they were proven, but the node was restarted since.
         replace: there, but wrong: to be set aside and brought again.
-        bring: absent, or about to be: downloaded on the head, copied to a peer.
+        link: absent, or about to be, and another revision on this node has the same bytes: each node links its own.
+        bring: absent, or about to be, and not linked: downloaded on the head, copied to a peer.
         bring_bytes: still to be written here, without the parts that earlier runs left.
         needed_bytes: free space for that.
         seal: the marker is missing, or names another manifest.
@@ -30,7 +32,9 @@ class NodePlan:
 
     node: str
     prove: tuple[WantedFile, ...]
+    before_restart: tuple[str, ...]
     replace: tuple[BadFile, ...]
+    link: tuple[tuple[WantedFile, LinkableFile], ...]
     bring: tuple[WantedFile, ...]
     bring_bytes: int
     needed_bytes: int
@@ -39,7 +43,7 @@ class NodePlan:
 
     @property
     def changes(self) -> bool:
-        return bool(self.prove or self.replace or self.bring or self.seal)
+        return bool(self.prove or self.replace or self.link or self.bring or self.seal)
 
 
 @dataclass(frozen=True)
@@ -91,12 +95,16 @@ def plan(manifest: Manifest, directory: str, reports: Mapping[str, Report]) -> W
 def _plan_node(manifest: Manifest, name: str, report: Report) -> NodePlan:
     wrong = {bad.path for bad in report.bad}
     parts = {file.path: file.part_bytes for file in report.absent}
-    bring = tuple(file for file in manifest.wanted if file.path in parts or file.path in wrong)
+    lacking = [file for file in manifest.wanted if file.path in parts or file.path in wrong]
+    linkable = {file.path: file for file in report.linkable}
+    bring = tuple(file for file in lacking if file.path not in linkable)
     bring_bytes = sum(file.size_bytes - parts.get(file.path, 0) for file in bring)
     return NodePlan(
         node=name,
         prove=tuple(file for file in manifest.wanted if file.path in set(report.unproven)),
+        before_restart=report.before_restart,
         replace=report.bad,
+        link=tuple((file, linkable[file.path]) for file in lacking if file.path in linkable),
         bring=bring,
         bring_bytes=bring_bytes,
         needed_bytes=round(bring_bytes * (1 + _OVERHEAD)) + len(bring) * _BLOCK_BYTES if bring else 0,
@@ -143,22 +151,44 @@ def _reasons(node: NodePlan, *, is_head: bool) -> list[str]:
     if not node.changes:
         return [f"{node.node}: every file is there, proven and unchanged since"]
     reasons: list[str] = []
-    if node.prove:
-        size = human_bytes(sum(file.size_bytes for file in node.prove))
-        reasons.append(f"{node.node}: {_files(node.prove)} ({size}) there but not proven since they last changed: read")
+    again = [file for file in node.prove if file.path in set(node.before_restart)]
+    changed = [file for file in node.prove if file not in again]
+    if again:
+        what = f"{_files(again)} ({_size(again)}) there"
+        reasons.append(f"{node.node}: {what}, but {node.node} was restarted since they were proven: read")
+    if changed:
+        what = f"{_files(changed)} ({_size(changed)}) there"
+        reasons.append(f"{node.node}: {what} but not proven since they last changed: read")
     reasons += [
         f"{node.node}: {bad.path} is wrong ({bad.actual}, not {bad.expected}): set aside" for bad in node.replace
     ]
+    reasons += _links(node)
     if node.bring:
         way = "download from the hub" if is_head else "copy from the head over the fabric"
         room = f"{human_bytes(node.needed_bytes)} of {human_bytes(node.free_bytes)} free"
         reasons.append(f"{node.node}: {_files(node.bring)} missing: {way} {human_bytes(node.bring_bytes)} ({room})")
-    if node.seal and not (node.prove or node.replace or node.bring):
+    if node.seal and not (node.prove or node.replace or node.link or node.bring):
         reasons.append(f"{node.node}: all files proven, only the marker is missing: write it")
     return reasons
 
 
-def _files(files: tuple[WantedFile, ...]) -> str:
+def _links(node: NodePlan) -> list[str]:
+    """One sentence for each revision, and way, that files come from."""
+    groups: dict[tuple[str, bool], list[WantedFile]] = {}
+    for file, found in node.link:
+        groups.setdefault((found.commit, found.read_first), []).append(file)
+    return [
+        f"{node.node}: {_files(files)} ({_size(files)}) {'is that' if len(files) == 1 else 'are those'} of revision "
+        f"{commit[:12]}: {'read, then linked' if read_first else 'linked'}"
+        for (commit, read_first), files in groups.items()
+    ]
+
+
+def _size(files: Sequence[WantedFile]) -> str:
+    return human_bytes(sum(file.size_bytes for file in files))
+
+
+def _files(files: Sequence[WantedFile]) -> str:
     if len(files) == 1:
         return files[0].path
     return f"{len(files)} files"

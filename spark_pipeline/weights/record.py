@@ -32,7 +32,8 @@ class WeightsRecord(Record):
 
     @property
     def marker(self) -> str:
-        """A file that is there on a node only while the files beside it are complete and proven."""
+        """A file that is there on a node only while the files beside it are complete; they are proven as long as the
+        node's boot is the one that it names."""
         return f"{self.directory}/.spark_pipeline/complete.json"
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from spark_pipeline.weights.node.layout import STATE_DIRECTORY, is_safe_path, sealed_manifest
 from spark_pipeline.weights.node.messages import Inventory, Problem, Request, StoredRevision
+from spark_pipeline.weights.node.siblings import COMMIT, names_may_go
 from spark_pipeline.weights.node.verify import lock
 
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 _GOING = ".spark_pipeline-going-"
 
 
@@ -35,7 +34,7 @@ def remove(request: Request) -> Inventory:
         Problem: it is not there, was not made by us, or a run works on it.
     """
     weights_dir = Path(request.weights_dir)
-    if not is_safe_path(request.repo) or not _COMMIT.fullmatch(request.commit):
+    if not is_safe_path(request.repo) or not COMMIT.fullmatch(request.commit):
         raise Problem("request", "this names no revision", f"{request.repo} {request.commit}")
     directory = weights_dir / request.repo / request.commit
     going = directory.with_name(_GOING + request.commit)
@@ -47,14 +46,15 @@ def remove(request: Request) -> Inventory:
             os.replace(directory, going)
     if not going.is_dir():
         raise Problem("files", "there is no such revision here", str(directory))
-    shutil.rmtree(going)
+    with names_may_go(going):
+        shutil.rmtree(going)
     return inventory(weights_dir)
 
 
 def _revisions(weights_dir: Path) -> Iterator[Path]:
     for directory in weights_dir.glob("*/*/*"):
         is_ours = directory.name.startswith(_GOING) or (directory / STATE_DIRECTORY).is_dir()
-        if is_ours and _COMMIT.fullmatch(directory.name.removeprefix(_GOING)) and not directory.is_symlink():
+        if is_ours and COMMIT.fullmatch(directory.name.removeprefix(_GOING)) and not directory.is_symlink():
             yield directory
 
 

@@ -3,8 +3,8 @@
 weights_dir/<owner>/<name>/<commit>/<path>                          the files, plain, no symlinks
 weights_dir/<owner>/<name>/<commit>/.spark_pipeline/part/<path>     what is being downloaded
                                                    /bad/<path>      set aside: not the wanted bytes
-                                                   /proofs.json     digests found, by size, times and inode
-                                                   /complete.json   the marker, written last: the manifest
+                                                   /proofs.json     digests found, by size, times, inode and boot
+                                                   /complete.json   the marker, written last: manifest and boot
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import os
 import pwd
 import shutil
 import stat
-import tempfile
-import threading
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from spark_pipeline.weights.node.messages import AbsentFile, BadFile, Problem, Report, Request, WantedFile
+from spark_pipeline.weights.node.proofs import Proofs, boot_id, sync_directory
 
 STATE_DIRECTORY = ".spark_pipeline"
 
@@ -69,6 +68,7 @@ class Model:
         """One lstat a file and a directory; nothing is read but our own two small files."""
         absent: list[AbsentFile] = []
         unproven: list[str] = []
+        before_restart: list[str] = []
         bad: list[BadFile] = []
         obstacles = Obstacles(self.weights_dir)
         obstacles.look_at(self.marker)
@@ -80,15 +80,18 @@ class Model:
                 bad.append(BadFile(file.path, f"{file.size_bytes} bytes", f"{status.st_size} bytes"))
             elif rehash or not self.proofs.hold(file, status):
                 unproven.append(file.path)
+                if self.proofs.held_before_restart(file, status):
+                    before_restart.append(file.path)
         ground = next(path for path in (self.state, *self.state.parents) if path.exists())
         return Report(
             free_bytes=shutil.disk_usage(ground).free,
             obstacle=obstacles.found,
             unwritable=_unwritable(ground),
-            sealed=sealed_manifest(self.directory),
+            sealed=sealed_manifest(self.directory, boot_id()),
             has_rsync=shutil.which("rsync") is not None,
             absent=tuple(absent),
             unproven=tuple(unproven),
+            before_restart=tuple(before_restart),
             bad=tuple(bad),
             set_aside=tuple(set_aside),
         )
@@ -102,11 +105,12 @@ def marker_of(directory: Path) -> Path:
     return directory / STATE_DIRECTORY / "complete.json"
 
 
-def sealed_manifest(directory: Path) -> str:
-    """The manifest's sha256 in a revision's marker; '' without one."""
+def sealed_manifest(directory: Path, during_boot: str | None = None) -> str:
+    """The manifest's sha256 in a revision's marker; '' without one, or where it was written during another boot."""
     try:
-        return json.loads(marker_of(directory).read_text())["manifest_sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
+        marker = json.loads(marker_of(directory).read_text())
+        return marker["manifest_sha256"] if during_boot in (None, marker.get("boot_id")) else ""
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ""
 
 
@@ -150,56 +154,6 @@ class Obstacles:
         is_link = stat.S_ISLNK(status.st_mode)
         kind = f"a symlink to {path.readlink()}" if is_link else "not what it should be (file or directory)"
         self.found = self.found or f"{path} is {kind}"
-
-
-class Proofs:
-    """Digests that were found in files, good as long as size, times and inode of the file stay what they were.
-
-    The time of change (ctime) is in the key besides mtime: a tool can set the latter back, not the former.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = threading.Lock()
-        try:
-            self._known: dict[str, list[object]] = json.loads(path.read_text())
-        except (OSError, ValueError):
-            self._known = {}
-
-    def hold(self, file: WantedFile, status: os.stat_result) -> bool:
-        return self._known.get(file.path) == _proof(file, status)
-
-    def add(self, file: WantedFile, status: os.stat_result) -> None:
-        """Written at once: a run that is ended keeps what it has proven."""
-        with self._lock:
-            self._known[file.path] = _proof(file, status)
-            write_json(self._path, self._known)
-
-
-def _proof(file: WantedFile, status: os.stat_result) -> list[object]:
-    when = (status.st_mtime_ns, status.st_ctime_ns)
-    return [file.algorithm, file.digest, status.st_size, *when, status.st_ino]
-
-
-def write_json(path: Path, content: object) -> None:
-    """Whole or not at all, and on the disk when this returns."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(descriptor, "w") as stream:
-        json.dump(content, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
-    sync_directory(path.parent)
-
-
-def sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _size(path: Path) -> int:

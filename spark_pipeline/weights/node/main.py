@@ -12,6 +12,7 @@ from spark_pipeline.weights.node.inventory import inventory, remove
 from spark_pipeline.weights.node.layout import Model
 from spark_pipeline.weights.node.messages import Inventory, Problem, Report, Request, emit
 from spark_pipeline.weights.node.serve import say_done, serve
+from spark_pipeline.weights.node.siblings import link_absent, with_linkable
 from spark_pipeline.weights.node.verify import give_back_all, lock, seal, verify
 
 
@@ -46,7 +47,7 @@ def perform(request: Request) -> Report | Inventory:
     model = Model(request)
     report = model.survey(rehash=request.rehash)
     if request.operation == "inspect":
-        return report
+        return with_linkable(model, report, rehash=request.rehash)
     if report.obstacle:
         raise Problem("files", "something stands where the model should lie", report.obstacle)
     if request.operation == "serve" and request.source:
@@ -54,10 +55,11 @@ def perform(request: Request) -> Report | Inventory:
     if request.operation == "done" and request.source:
         say_done(request.source)
         return report
+    model.state.mkdir(parents=True, exist_ok=True)
     with lock(model.state):
         model = Model(request)  # what another run has proven while this one waited
         if request.operation == "verify":
-            return verify(model, request.rehash)
+            return link_absent(model, verify(model, request.rehash), rehash=request.rehash)
         if request.operation == "seal":
             sealed = seal(model, request)
             give_back_all(model)

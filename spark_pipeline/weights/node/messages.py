@@ -74,6 +74,19 @@ class BadFile:
 
 
 @dataclass(frozen=True)
+class LinkableFile:
+    """A file that need not be brought: revision `commit` of the same repository has the same bytes on this node.
+
+    Args:
+        read_first: they were proven before the node was restarted, so they are read before they are linked.
+    """
+
+    path: str
+    commit: str
+    read_first: bool
+
+
+@dataclass(frozen=True)
 class Report:
     """How the model's directory stands on this node after the work, and how much work it was.
 
@@ -84,6 +97,8 @@ class Report:
         sealed: manifest's sha256 in the marker that is written last; '' without marker.
         absent, unproven, bad: the files that are not proven. All others are: same size, times and inode as when
             their digest was found to be the wanted one.
+        before_restart: those of `unproven` that were proven and are as they were, but the node was restarted since.
+        linkable: those of `absent` and `bad` that 'verify' will take from another revision here; only of 'inspect'.
         set_aside: bad files that this call moved away.
     """
 
@@ -99,6 +114,9 @@ class Report:
     hashed_files: int = 0
     hashed_bytes: int = 0
     downloaded_bytes: int = 0
+    before_restart: tuple[str, ...] = ()
+    linkable: tuple[LinkableFile, ...] = ()
+    linked_files: int = 0
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Report:
@@ -107,6 +125,8 @@ class Report:
                 **fields,
                 "absent": tuple(AbsentFile(**file) for file in fields["absent"]),
                 "unproven": tuple(fields["unproven"]),
+                "before_restart": tuple(fields["before_restart"]),
+                "linkable": tuple(LinkableFile(**file) for file in fields["linkable"]),
                 "bad": tuple(BadFile(**file) for file in fields["bad"]),
                 "set_aside": tuple(BadFile(**file) for file in fields["set_aside"]),
             }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import hashlib
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -15,8 +14,10 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from spark_pipeline.weights.node.layout import Model, write_json
+from spark_pipeline.weights.node.layout import Model
 from spark_pipeline.weights.node.messages import BadFile, Counter, Problem, Report, Request, WantedFile, emit
+from spark_pipeline.weights.node.proofs import boot_id, write_json
+from spark_pipeline.weights.node.shards import check_shards
 
 BLOCK_BYTES = 4 << 20
 # On unified memory the page cache of 120 GB of weights starves the GPU: it is given back while we go, not at the end.
@@ -54,12 +55,11 @@ def lock(state: Path, *, wait: bool = True) -> Iterator[None]:
     """One program at a time works on a model's directory; the second waits, and finds the first one's work done.
 
     Args:
-        state: the directory's own corner (STATE_DIRECTORY in it).
+        state: the directory's own corner (STATE_DIRECTORY in it), which must be there.
 
     Raises:
         Problem: another program works there, and `wait` is off.
     """
-    state.mkdir(parents=True, exist_ok=True)
     with (state / "lock").open("w") as file:
         waiting = False
         while True:
@@ -95,18 +95,23 @@ def verify(model: Model, rehash: bool) -> Report:
 
 def _prove(model: Model, file: WantedFile, counter: Counter) -> BadFile | None:
     path = model.path(file)
+    status, digest = read(path, file, counter)
+    if digest != file.digest:
+        model.set_aside(file, path)
+        return BadFile(file.path, f"{file.algorithm} {file.digest}", f"{file.algorithm} {digest}")
+    model.proofs.add(file, status)
+    return None
+
+
+def read(path: Path, file: WantedFile, counter: Counter) -> tuple[os.stat_result, str]:
+    """The digest of what is there under `path`, and how the file stood before it was read."""
     digest = new_digest(file)
     with path.open("rb", buffering=0) as stream:
         status = os.fstat(stream.fileno())
         feed(stream, digest, counter)
-        # rsync leaves the bytes to the kernel; a proof must not outlive a power cut that the bytes do not.
-        os.fsync(stream.fileno())
+        os.fsync(stream.fileno())  # rsync leaves the bytes to the kernel, and only clean pages are given back
         give_back(stream)
-    if digest.hexdigest() != file.digest:
-        model.set_aside(file, path)
-        return BadFile(file.path, f"{file.algorithm} {file.digest}", f"{file.algorithm} {digest.hexdigest()}")
-    model.proofs.add(file, status)
-    return None
+    return status, digest.hexdigest()
 
 
 def seal(model: Model, request: Request) -> Report:
@@ -115,10 +120,7 @@ def seal(model: Model, request: Request) -> Report:
     unfinished = [*(file.path for file in report.absent), *report.unproven, *(bad.path for bad in report.bad)]
     if unfinished or report.obstacle:
         raise Problem("bytes", "files changed while they were being proven", report.obstacle or ", ".join(unfinished))
-    _check_indexes(model)
-    for file in model.files:
-        if file.path.endswith(".safetensors"):
-            _check_header(model, file)
+    check_shards(model)
     if report.sealed == request.manifest_sha256:
         return report
     write_json(
@@ -127,6 +129,7 @@ def seal(model: Model, request: Request) -> Report:
             "repo": request.repo,
             "commit": request.commit,
             "manifest_sha256": request.manifest_sha256,
+            "boot_id": boot_id(),
             "sealed_at": time.time(),
             "files": [dataclasses.asdict(file) for file in model.files],
         },
@@ -139,39 +142,3 @@ def give_back_all(model: Model) -> None:
     for file in model.files:
         with model.path(file).open("rb", buffering=0) as stream:
             give_back(stream)
-
-
-def _check_indexes(model: Model) -> None:
-    """What an index names must be in the manifest: an engine would find out only after loading all the rest."""
-    listed = {file.path for file in model.files}
-    for file in model.files:
-        if not file.path.endswith(".safetensors.index.json"):
-            continue
-        folder = file.path.rpartition("/")[0]
-        try:
-            shards = set(json.loads(model.path(file).read_bytes())["weight_map"].values())
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise Problem("model", f"{file.path} is not an index of shards", repr(error)) from error
-        if missing := sorted(shard for shard in shards if (f"{folder}/{shard}" if folder else shard) not in listed):
-            raise Problem(
-                "model", f"{file.path} names shards that this revision does not have", ", ".join(map(str, missing))
-            )
-
-
-def _check_header(model: Model, file: WantedFile) -> None:
-    """A safetensors file is 8 bytes of length, a JSON header, and data exactly as long as the header says."""
-    with model.path(file).open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if 8 + length > file.size_bytes:
-            raise Problem("model", f"{file.path} is no safetensors file", f"header of {length} bytes")
-        try:
-            header = json.loads(stream.read(length))
-            end = max((t["data_offsets"][1] for name, t in header.items() if name != "__metadata__"), default=0)
-        except (ValueError, KeyError, AttributeError, TypeError, IndexError) as error:
-            raise Problem("model", f"{file.path} has no readable safetensors header", repr(error)) from error
-    if 8 + length + end != file.size_bytes:
-        raise Problem(
-            "model",
-            f"{file.path}: header and length disagree",
-            f"the header ends at byte {8 + length + end}, the file at {file.size_bytes}",
-        )
