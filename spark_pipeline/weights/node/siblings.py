@@ -37,7 +37,7 @@ def with_linkable(model: Model, report: Report, *, rehash: bool) -> Report:
     siblings = [Revision(directory) for directory in revisions_beside(model.directory)]
     found: list[LinkableFile] = []
     for file in lacking:
-        if twin := next((twin for one in siblings if (twin := one.twin(file))), None):
+        for twin in _twins(file, siblings)[:1]:
             found.append(LinkableFile(file.path, twin.revision.commit, rehash or twin.read_first))
     return replace(report, linkable=tuple(found))
 
@@ -57,9 +57,10 @@ def link_absent(model: Model, report: Report, *, rehash: bool) -> Report:
             with at_rest(revisions_beside(model.directory)) as siblings:
                 own = Revision(model.directory, model.proofs)
                 with proofs_kept([*siblings, own]), ThreadPoolExecutor(os.cpu_count()) as pool:
-                    files = [file for file in model.files if file.path in wanted]
-                    found = pool.map(lambda file: _link(model, file, siblings, rehash, counter), files)
-                    linked = {file: twin for file, twin in zip(files, found, strict=True) if twin}
+                    # Looked up before the first link: two names may be of one file, and a link changes its ctime.
+                    twins = {file: _twins(file, siblings) for file in model.files if file.path in wanted}
+                    found = pool.map(lambda file: _link(model, file, twins[file], rehash, counter), twins)
+                    linked = {file: twin for file, twin in zip(twins, found, strict=True) if twin}
                 _note(model, linked)
         except (OSError, Problem) as error:
             emit("note", text=f"files of other revisions cannot be linked: {error}")
@@ -176,15 +177,18 @@ class Revision:
         return Twin(self, own, status, read_first=not holds)
 
 
-def _link(model: Model, file: WantedFile, siblings: Sequence[Revision], rehash: bool, counter: Counter) -> Twin | None:
-    for sibling in siblings:
-        twin = sibling.twin(file)
-        if twin is None:
-            continue
+def _twins(file: WantedFile, siblings: Sequence[Revision]) -> list[Twin]:
+    """Who has it, those that need not be read first."""
+    found = [twin for sibling in siblings if (twin := sibling.twin(file))]
+    return sorted(found, key=lambda twin: twin.read_first)
+
+
+def _link(model: Model, file: WantedFile, twins: Sequence[Twin], rehash: bool, counter: Counter) -> Twin | None:
+    for twin in twins:
         if rehash or twin.read_first:
             _, digest = read(twin.path, twin.file, counter)
             if digest != file.digest:
-                sibling.proofs.forget(twin.file)  # its own next run sees to it
+                twin.revision.proofs.forget(twin.file)  # its own next run sees to it
                 continue
         final = model.path(file)
         try:
@@ -197,7 +201,7 @@ def _link(model: Model, file: WantedFile, siblings: Sequence[Revision], rehash: 
 
 
 def _note(model: Model, linked: dict[WantedFile, Twin]) -> None:
-    """After all links are made, as two names may be of one file: write down what is proven now, here and there."""
+    """After all links are made: write down what is proven now, here and there."""
     proven: dict[WantedFile, os.stat_result] = {}
     for file, twin in list(linked.items()):
         status = os.lstat(model.path(file))
