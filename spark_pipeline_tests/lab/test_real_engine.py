@@ -1,6 +1,6 @@
 """The real vLLM over both nodes, in both multi-node modes: from the report to numbers.
 
-Both architectures: Qwen3.5 in the lab's own image, Qwen3 in one without Ray that serves by itself (and in test_demo.py).
+Both architectures: Qwen3.5 in the lab's own image, Qwen3 in one without Ray that serves by itself (test_demo.py, too).
 """
 
 from __future__ import annotations
