@@ -25,7 +25,7 @@ def preflight(session: Session, planned: ClusterPlan) -> None:
 
     def look(host: Host) -> None:
         _need_image(host, target.image.reference, target.image.fingerprint)
-        _need_weights(host, target.weights)
+        need_weights(host, target.weights)
         if host.name == target.nodes[0].name:
             for port in ports:
                 _need_port(host, port)
@@ -63,7 +63,8 @@ def _need_image(host: Host, reference: str, fingerprint: str) -> None:
         )
 
 
-def _need_weights(host: Host, weights: WeightsRecord) -> None:
+def need_weights(host: Host, weights: WeightsRecord) -> None:
+    """Raises ClusterError unless this node has proven these files since it was switched on."""
     # The marker names the manifest that was proven on this node, by this node.
     words = ("grep", "--quiet", "--fixed-strings", weights.manifest_sha256, weights.marker)
     if host.run(words, timeout=TIMEOUT_SECONDS, check=False).status != 0:
