@@ -1,4 +1,4 @@
-"""The weights stage over two nodes: ssh, jump host, rsync over the fabric, a hub of its own on the lab's bridge."""
+"""The weights stage over two nodes: ssh, jump host, the fabric, a hub of its own on the lab's bridge."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ from spark_pipeline.errors import (
     VerificationError,
     WeightsError,
 )
+from spark_pipeline.fleet.fabric import prepare_fabric
 from spark_pipeline.fleet.session import open_session
 from spark_pipeline.lab.hub_faults import Fault
 from spark_pipeline.lab.lab import Lab
-from spark_pipeline.weights import replicate, stage
+from spark_pipeline.weights import replicate, rsync
 from spark_pipeline.weights.record import read_record
 from spark_pipeline.weights.result import WeightsResult
 from spark_pipeline_tests.lab.weights_bench import BOTH, FILES, REPO, Bench, bench_on, expected, size, wait_for
@@ -215,6 +216,9 @@ def test_a_gated_model_says_what_to_do_and_leaves_nothing_half_done(bench: Bench
     assert "401" in caught.value.observed
     assert "HF_TOKEN" in caught.value.remedy
     assert bench.programs("head") == []
+    bench.fault()
+    bench.assert_proven(bench.ensure())
+    assert bench.sent_bytes() == size(FILES)
 
 
 def test_a_token_opens_it_and_stays_out_of_sight_on_the_node(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,6 +251,9 @@ def test_a_small_disk_on_the_peer_is_found_before_the_first_byte(bench: Bench) -
     assert caught.value.node == "peer"
     assert re.search(r"needs 5\.\d MB, free 2\.\d MB, missing \d\.\d MB", caught.value.observed)
     assert bench.fetched() == []
+    bench.on("peer", 'umount "$1" && chown spark "$1"', bench.weights_dir)
+    bench.assert_proven(bench.ensure())
+    assert bench.sent_bytes() == size(FILES)
 
 
 def test_a_disk_that_fills_up_in_the_middle_is_named_and_the_next_run_goes_on(bench: Bench) -> None:
@@ -311,48 +318,71 @@ def test_bytes_that_the_hub_keeps_sending_wrong_never_reach_a_peer(bench: Bench)
     assert bench.on("peer", 'ls "$1"', directory) == ""
     with open_session(bench.project, "model", progress=print, run_id="r") as session, pytest.raises(StateError):
         read_record(session)
+    missing = size(FILES) - bench.held_bytes("head")
+    bench.fault()
+    bench.forget()
+    bench.assert_proven(bench.ensure())
+    assert bench.sent_bytes() == missing
 
 
-def test_without_the_heads_login_the_copy_goes_by_http_over_the_fabric(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_copy_goes_by_http_over_the_fabric_and_leaves_no_program_behind(bench: Bench) -> None:
     files = {**FILES, **{name: name.encode() for name in AWKWARD}}
     bench.publish(files)
 
-    def refuse(*_: object) -> None:
-        raise LoginRefusedError("head may not log in at spark@192.168.200.13", node="peer", remedy="ssh-copy-id it")
-
-    monkeypatch.setattr(replicate, "prepare_fabric", refuse)
-
     result = bench.ensure()
 
-    assert any("may not log in" in line and "ssh-copy-id" in line and "HTTP" in line for line in bench.said)
+    assert not any("rsync" in line for line in bench.said)
     assert result.nodes[1].copied_bytes == size(files)
     assert bench.digests("peer", result.record.directory) == expected(files)
     assert bench.programs("head") == []
 
 
-def test_many_shards_travel_in_several_streams(bench: Bench) -> None:
-    files = {f"model-{index}.bin": os.urandom(17_000_000) for index in range(4)}
+def _close_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a firewall on the head would, seen from the peer."""
+    monkeypatch.setattr(replicate, "_obstacle", lambda *_: "peer does not reach port 4711 of the head")
+
+
+def test_where_the_port_is_closed_the_copy_goes_by_rsync(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = {f"model-{index}.bin": os.urandom(17_000_000) for index in range(4)}
+    files = {**shards, **{name: name.encode() for name in AWKWARD}}
     bench.publish(files)
-    with open_session(bench.project, "model", progress=print, run_id="r") as session:
-        planned = stage.plan(session)
-    copies = [command for command in planned.commands if command.argv[0] == "rsync"]
+    _close_the_port(monkeypatch)
 
     result = bench.ensure()
 
-    assert len(copies) == 4
+    assert any("does not reach port 4711" in line and "rsync" in line for line in bench.said)
     assert result.nodes[1].copied_bytes == size(files)
     assert bench.digests("peer", result.record.directory) == expected(files)
+    assert bench.programs("head") == []
 
 
-def test_the_printed_copy_command_works_as_typed(bench: Bench) -> None:
+def test_where_both_ways_are_closed_both_are_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.publish(FILES)
-    with open_session(bench.project, "model", progress=print, run_id="r") as session:
-        (command,) = [one for one in stage.plan(session).commands if one.argv[0] == "rsync"]
+    _close_the_port(monkeypatch)
+
+    def refuse(*_: object) -> None:
+        raise LoginRefusedError("head may not log in at spark@192.168.200.13", node="peer", remedy="ssh-copy-id it")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rsync, "prepare_fabric", refuse)
+        with pytest.raises(LoginRefusedError) as caught:
+            bench.ensure()
+
+    assert (caught.value.node, caught.value.remedy) == ("peer", "ssh-copy-id it")
+    assert "port 4711" in caught.value.observed
+    bench.forget()
+    assert bench.digests("peer", bench.ensure().record.directory) == expected(FILES)
+    assert bench.fetched() == []
+
+
+def test_the_rsync_command_works_as_typed(bench: Bench) -> None:
+    bench.publish(FILES)
     record = bench.ensure().record
+    with open_session(bench.project, "model", progress=print, run_id="r") as session:
+        prepare_fabric(session.connection, session.fleet, bench.project.known_hosts, [session.fleet.node("peer")])
+        words = rsync.rsync_command(session.fleet, session.fleet.node("peer"), record.directory)
     bench.on("peer", 'rm -- "$1/config.json"', record.directory)
-    typed = f"printf './config.json\\0' | {shlex.join(command.argv)}"
+    typed = f"printf './config.json\\0' | {shlex.join(words)}"
 
     bench.on("head", 'su spark -c "$1"', f"cd; {typed}")
 

@@ -139,7 +139,7 @@ class Bench:
         self.hub.faults = FaultDesk(self.hub.root)
         self.forget()
         self.said.clear()
-        shutil.rmtree(self.project.root / "data" / "state", ignore_errors=True)
+        shutil.rmtree(self.project.state_dir("model"), ignore_errors=True)
         for node in BOTH:
             self.on(node, 'umount "$1" 2>/dev/null; rm -rf -- "$1"', self.weights_dir)
 

@@ -16,6 +16,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from typing import Any
 
 from spark_pipeline.weights.node.layout import Model
 from spark_pipeline.weights.node.messages import BadFile, Counter, Problem, Report, Source, WantedFile, emit
+from spark_pipeline.weights.node.shards import check_indexes, is_index
 from spark_pipeline.weights.node.verify import WINDOW_BYTES, feed, give_back, new_digest
 
 BLOCK_BYTES = 1 << 20
@@ -36,7 +38,7 @@ def download(model: Model, source: Source) -> Report:
     """Fetch every file that is absent, several at once; each is digested while it comes and named when it is right.
 
     Raises:
-        Problem: 'gated', 'vanished', 'hub', 'certificate', 'bytes' or 'space'. Parts stay for the next run.
+        Problem: 'gated', 'vanished', 'hub', 'certificate', 'bytes', 'model' or 'space'. Parts stay for the next run.
     """
     by_path = {file.path: file for file in model.files}
     before = model.survey()
@@ -44,13 +46,10 @@ def download(model: Model, source: Source) -> Report:
     absent = sorted((by_path[file.path] for file in before.absent), key=lambda file: -file.size_bytes)
     with Counter() as counter:
         fetcher = _Fetcher(model, source, counter)
-        with ThreadPoolExecutor(source.files_at_once) as pool:
-            futures = [pool.submit(fetcher.fetch, file) for file in absent]
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            fetcher.stopped.set()  # after a first failure the others end at their next block
-            pool.shutdown(cancel_futures=True)
-    for future in done:
-        future.result()
+        # That a revision lacks what its index names is said before the first of many gigabytes.
+        fetcher.fetch_all([file for file in absent if is_index(file)])
+        check_indexes(model)
+        fetcher.fetch_all([file for file in absent if not is_index(file)])
     after = model.survey(set_aside=fetcher.set_aside)
     return replace(after, hashed_files=len(absent), downloaded_bytes=counter.bytes)
 
@@ -63,6 +62,17 @@ class _Fetcher:
         self._opener = urllib.request.build_opener(_TokenStaysHome)
         self.stopped = threading.Event()
         self.set_aside: list[BadFile] = []
+
+    def fetch_all(self, files: Sequence[WantedFile]) -> None:
+        """Several at once, in this order; the first failure ends all of them."""
+        with ThreadPoolExecutor(self._source.files_at_once) as pool:
+            futures = [pool.submit(self.fetch, file) for file in files]
+            done, pending = wait(futures, return_when=FIRST_EXCEPTION)
+            if pending:
+                self.stopped.set()  # the others end at their next block
+            pool.shutdown(cancel_futures=True)
+        for future in done:
+            future.result()
 
     def fetch(self, file: WantedFile) -> None:
         """Until the file has its name. Wrong bytes are fetched again once: twice wrong is the source's word."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import ssl
 import threading
@@ -162,6 +163,17 @@ def test_a_file_that_vanished_from_the_hub_ends_it_at_once(node_with, hub):
 
     with pytest.raises(HubError, match=r"no model\.bin any more"):
         node.download()
+
+
+def test_a_shard_that_the_index_names_and_the_revision_lacks_is_missed_before_any_shard_is_fetched(node_with, hub):
+    index = json.dumps({"weight_map": {"a": "model-1.bin", "b": "model-2.bin"}}).encode()
+    node = node_with({"model-1.bin": BIG, "model.safetensors.index.json": index})
+
+    with pytest.raises(VerificationError, match="names shards that this revision does not have") as caught:
+        node.download()
+
+    assert caught.value.observed == "model-2.bin"
+    assert hub.sent_bytes() == hub.sent_bytes("model.safetensors.index.json") == len(index)
 
 
 def test_a_stalled_connection_is_ended_and_taken_up_again(node_with):

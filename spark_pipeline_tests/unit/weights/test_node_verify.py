@@ -150,12 +150,14 @@ def test_the_marker_names_commit_and_manifest_and_comes_last(node_with):
     assert (marker["commit"], len(marker["files"])) == (node.manifest.commit, 2)
 
 
-def test_an_index_that_names_a_shard_the_revision_lacks_is_never_sealed(node_with):
+def test_an_index_that_names_a_shard_the_revision_lacks_is_never_sealed(manifest_of, node_of):
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
-    node = node_with(
-        {"model.safetensors.index.json": json.dumps(index).encode(), "model-1.safetensors": _safetensors(8)}
-    )
-    node.download()
+    files = {"model.safetensors.index.json": json.dumps(index).encode(), "model-1.safetensors": _safetensors(8)}
+    node = node_of(manifest_of(files))
+    node.directory.mkdir(parents=True)
+    for path, content in files.items():
+        (node.directory / path).write_bytes(content)
+    node.do("verify")
 
     with pytest.raises(VerificationError, match="shards that this revision does not have") as caught:
         node.do("seal")
@@ -242,14 +244,10 @@ def test_the_head_hands_files_to_a_peer_that_knows_the_password_and_to_nobody_el
     with pytest.raises(urllib.error.HTTPError, match="403"):
         urllib.request.urlopen(f"{url}/model.bin", timeout=5)
 
-    peer = request(
-        "download",
-        head.manifest,
-        str(tmp_path / "peer"),
-        source=Source(url, "pass"),
-        listen_on="127.0.0.1",
-    )
+    source = Source(url, "pass")
+    peer = request("download", head.manifest, str(tmp_path / "peer"), source=source)
     report = call(LocalHost("peer"), peer, progress=print)
+    call(LocalHost("head"), request("done", head.manifest, str(head.weights_dir), source=source), progress=print)
     giving.join(20)
 
     assert (report.absent, report.downloaded_bytes) == ((), len(SHARD) + 2)
