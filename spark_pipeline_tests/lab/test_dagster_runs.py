@@ -56,7 +56,7 @@ class World:
         own = {"SPARK_PIPELINE_ROOT": str(self.root), "DAGSTER_HOME": str(self.home), "PYTHONWARNINGS": "ignore"}
         return dict(os.environ) | own
 
-    def start(self, program: str, *words: str) -> subprocess.Popen[str]:
+    def start(self, program: str, *words: str, stderr: int = subprocess.STDOUT) -> subprocess.Popen[str]:
         """A command of the project, as typed in another folder."""
         argv = [str(Path(sys.executable).with_name(program)), *words]
         return subprocess.Popen(
@@ -64,16 +64,16 @@ class World:
             cwd=self.home,
             env=self.environment,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=stderr,
             text=True,
             start_new_session=True,  # a process group of its own, as a terminal gives it
         )
 
     def run(self, program: str, *words: str) -> str:
-        """Its output, once it has succeeded."""
-        with self.start(program, *words) as process:
-            said, _ = process.communicate(timeout=RUN_SECONDS)
-        assert process.returncode == 0, said[-4000:]
+        """What it printed on stdout, once it has succeeded."""
+        with self.start(program, *words, stderr=subprocess.PIPE) as process:
+            said, progress = process.communicate(timeout=RUN_SECONDS)
+        assert process.returncode == 0, f"{said[-4000:]}\n{progress[-4000:]}"
         return said
 
     def deploy(self) -> ServingRecord:
