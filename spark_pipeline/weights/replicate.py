@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from spark_pipeline.errors import HubError, LoginRefusedError, SparkPipelineError, WeightsError
 from spark_pipeline.fleet.host import Host
@@ -75,15 +75,15 @@ def replicate(
         host, node = session.connection.host(name), by_name[name]
         try:
             if obstacle := _obstacle(host, counter.address, counter.port):
-                copied = _second_way(session, manifest, node, taken, obstacle, reports)
+                result = NodeResult(name, copied_bytes=_second_way(session, manifest, node, taken, obstacle, reports))
             else:
-                copied = _take(session, manifest, host, node, counter)
+                result = _take(session, manifest, host, node, counter)
         finally:
             # However it ended. Untold, the head waits for a sign of this peer for two minutes, and then ends by itself.
             with suppress(SparkPipelineError):
                 asked = request("done", manifest, session.fleet.weights_dir, source=counter.source())
                 call(session.head, asked, progress=session.progress)
-        return NodeResult(name, copied_bytes=copied, copy_seconds=time.monotonic() - started)
+        return replace(result, copy_seconds=time.monotonic() - started)
 
     done = each((_GIVE, *by_name), work)
     return {name: done[name] for name in by_name}
@@ -111,16 +111,22 @@ def _give(session: Session, manifest: Manifest, counter: _Counter, *, receivers:
     return NodeResult(_GIVE)
 
 
-def _take(session: Session, manifest: Manifest, host: Host, planned: NodePlan, counter: _Counter) -> int:
-    """A peer fetches what it lacks; how many bytes came."""
+def _take(session: Session, manifest: Manifest, host: Host, planned: NodePlan, counter: _Counter) -> NodeResult:
+    """A peer fetches what it lacks, and digests it on the way."""
     meter = Meter(f"[{host.name}] copying {manifest.repo}", planned.bring_bytes, session.progress)
     asked = request("download", manifest, session.fleet.weights_dir, source=counter.source())
     try:
-        copied = call(host, asked, progress=session.progress, on_bytes=meter.set).downloaded_bytes
+        report = call(host, asked, progress=session.progress, on_bytes=meter.set)
     except HubError as error:
         raise did_not_get_through(session, host.name, f"{error.what}: {error.observed}") from error
     session.progress(meter.line())
-    return copied
+    return NodeResult(
+        host.name,
+        copied_bytes=report.downloaded_bytes,
+        verified_files=report.hashed_files,
+        verified_bytes=sum(file.size_bytes for file in planned.bring),
+        repaired=report.set_aside,
+    )
 
 
 def _obstacle(host: Host, address: str, port: int) -> str:
