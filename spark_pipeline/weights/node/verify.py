@@ -19,7 +19,7 @@ from spark_pipeline.weights.node.messages import BadFile, Counter, Problem, Repo
 from spark_pipeline.weights.node.proofs import boot_id, write_json
 from spark_pipeline.weights.node.shards import check_shards
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 1 << 20  # it stays in the core's own cache between being read and being digested
 # On unified memory the page cache of 120 GB of weights starves the GPU: it is given back while we go, not at the end.
 WINDOW_BYTES = 256 << 20
 
