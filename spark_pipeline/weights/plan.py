@@ -21,25 +21,25 @@ class NodePlan:
 
     Args:
         prove: there, with the right size, but not read since they last changed: to be digested.
-        before_restart: paths of those in `prove` that are as they were proven, but the node was restarted since.
         replace: there, but wrong: to be set aside and brought again.
-        link: absent, or about to be, and another revision on this node has the same bytes: each node links its own.
         bring: absent, or about to be, and not linked: downloaded on the head, copied to a peer.
         bring_bytes: still to be written here, without the parts that earlier runs left.
         needed_bytes: free space for that.
-        seal: the marker is missing, or names another manifest.
+        seal: the marker is missing, names another manifest, or was written before the node was restarted.
+        before_restart: paths of those in `prove` that are as they were proven, but the node was restarted since.
+        link: absent, or about to be, and another revision on this node has the same bytes: each node links its own.
     """
 
     node: str
     prove: tuple[WantedFile, ...]
-    before_restart: tuple[str, ...]
     replace: tuple[BadFile, ...]
-    link: tuple[tuple[WantedFile, LinkableFile], ...]
     bring: tuple[WantedFile, ...]
     bring_bytes: int
     needed_bytes: int
     free_bytes: int
     seal: bool
+    before_restart: tuple[str, ...] = ()
+    link: tuple[tuple[WantedFile, LinkableFile], ...] = ()
 
     @property
     def changes(self) -> bool:
