@@ -1,6 +1,6 @@
 """How fast weights go from the head to a peer, as a ratio against one `rsync -a -e ssh` of the same directory.
 
-    python benchmarks/weights_replication.py [--deployment tiny] [--files 8] [--megabytes 64] [--rounds 3]
+    python benchmarks/weights_replication.py [--deployment tiny] [--files 8] [--megabytes 128] [--rounds 3]
 
 Needs a fleet of two nodes (`make demo`). Makes files on the head, in a revision of their own below weights_dir that is
 removed at the end. Alternates in one run, the peer's directory emptied before each, the head's page cache warm:
@@ -74,6 +74,9 @@ def by_rsync(session: Session) -> float:
     emptied(session)
     peer = session.nodes[1]
     *ssh, destination = fabric_ssh(session.fleet, peer)
+    # As typed by hand: OpenSSH's own choice of a cipher, not the faster one that the pipeline asks for.
+    cipher = next(number for number, word in enumerate(ssh) if word.startswith("Ciphers="))
+    del ssh[cipher - 1 : cipher + 1]
     place = directory(session)
     session.hosts[1].run(["mkdir", "-p", place], timeout=60)
     argv = ["rsync", "-a", "-e", shell_text(ssh), "--", f"{place}/", f"{destination}:{place}/"]
@@ -114,7 +117,7 @@ def measure(session: Session, files: int, megabytes: int, rounds: int) -> tuple[
 @click.command(help=__doc__)
 @click.option("--deployment", default="tiny", show_default=True, help="Whose nodes take part.")
 @click.option("--files", default=8, show_default=True)
-@click.option("--megabytes", default=64, show_default=True, help="Size of each file.")
+@click.option("--megabytes", default=128, show_default=True, help="Size of each file.")
 @click.option("--rounds", default=3, show_default=True)
 def main(deployment: str, files: int, megabytes: int, rounds: int) -> None:
     project, run_id = Project.load(), f"benchmark-{os.getpid()}"
