@@ -26,7 +26,19 @@ WORK_SECONDS = 3 * 24 * 3600.0
 SILENCE_SECONDS = 60.0
 
 # In the order of their imports.
-_MODULES = ("messages", "proofs", "layout", "shards", "verify", "siblings", "inventory", "download", "serve", "main")
+_MODULES = (
+    "messages",
+    "proofs",
+    "layout",
+    "mapped",
+    "shards",
+    "verify",
+    "siblings",
+    "inventory",
+    "download",
+    "serve",
+    "main",
+)
 _START = "import sys; exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
 _LOAD = """
 import sys, types

@@ -14,7 +14,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from spark_pipeline.errors import HubError, LoginRefusedError, SparkPipelineError, WeightsError
+from spark_pipeline.errors import (
+    CommandTimeoutError,
+    HubError,
+    LoginRefusedError,
+    SparkPipelineError,
+    UnreachableError,
+    WeightsError,
+)
+from spark_pipeline.fleet.cancel import stop_if_cancelled
 from spark_pipeline.fleet.host import Host
 from spark_pipeline.fleet.parallel import each
 from spark_pipeline.fleet.progress import Meter
@@ -69,7 +77,8 @@ def replicate(
         if name == _GIVE:
             return _give(session, manifest, counter, receivers=len(by_name))
         started = time.monotonic()
-        counter.listening.wait()
+        while not counter.listening.wait(0.25):
+            stop_if_cancelled()
         if counter.port is None:
             return NodeResult(name)  # the head says why
         host, node = session.connection.host(name), by_name[name]
@@ -117,7 +126,8 @@ def _take(session: Session, manifest: Manifest, host: Host, planned: NodePlan, c
     asked = request("download", manifest, session.fleet.weights_dir, source=counter.source())
     try:
         report = call(host, asked, progress=session.progress, on_bytes=meter.set)
-    except HubError as error:
+    except (HubError, CommandTimeoutError, UnreachableError) as error:
+        # A peer behind the head goes silent with the fabric itself.
         raise did_not_get_through(session, host.name, f"{error.what}: {error.observed}") from error
     session.progress(meter.line())
     return NodeResult(

@@ -16,7 +16,8 @@ class NodeResult:
     """The work on one node; all zero when there was none.
 
     Args:
-        verified_files, verified_bytes: read and digested on this node in this run.
+        verified_files, verified_bytes: digested on this node in this run, from disk or on the way in.
+        read_bytes: of those, what was read from its disk, in `verify_seconds`.
         repaired: files that were wrong, set aside, and brought again.
     """
 
@@ -27,6 +28,7 @@ class NodeResult:
     copy_seconds: float = 0.0
     verified_files: int = 0
     verified_bytes: int = 0
+    read_bytes: int = 0
     verify_seconds: float = 0.0
     repaired: tuple[BadFile, ...] = ()
 
@@ -36,7 +38,7 @@ class NodeResult:
         work = {
             "download": (self.downloaded_bytes, self.download_seconds),
             "copy": (self.copied_bytes, self.copy_seconds),
-            "verify": (self.verified_bytes, self.verify_seconds),
+            "verify": (self.read_bytes, self.verify_seconds),
         }
         return {name: count / 1e6 / seconds for name, (count, seconds) in work.items() if count and seconds}
 

@@ -180,7 +180,7 @@ def _told(result: NodeResult) -> str:
         for what, count, seconds in (
             ("downloaded", result.downloaded_bytes, result.download_seconds),
             ("copied", result.copied_bytes, result.copy_seconds),
-            ("read", result.verified_bytes, result.verify_seconds),
+            ("read", result.read_bytes, result.verify_seconds),
         )
         if count
     ]

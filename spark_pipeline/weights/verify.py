@@ -53,6 +53,7 @@ def _result(node: str, report: Report, seconds: float) -> NodeResult:
         node,
         verified_files=report.hashed_files,
         verified_bytes=report.hashed_bytes,
+        read_bytes=report.hashed_bytes,
         verify_seconds=seconds,
         repaired=report.set_aside,
     )

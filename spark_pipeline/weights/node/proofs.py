@@ -51,12 +51,12 @@ class Proofs:
     def add_all(self, found: Mapping[WantedFile, os.stat_result]) -> None:
         with self._lock:
             self._known.update({file.path: self._proof(file, status) for file, status in found.items()})
-            write_json(self._path, self._known)
+            write_json(self._path, self._known, durable=False)
 
     def forget(self, file: WantedFile) -> None:
         with self._lock:
             self._known.pop(file.path, None)
-            write_json(self._path, self._known)
+            write_json(self._path, self._known, durable=False)
 
     def files(self) -> tuple[WantedFile, ...]:
         """What was proven here at some time, whether or not it still holds."""
@@ -69,17 +69,19 @@ class Proofs:
         return [file.algorithm, file.digest, status.st_size, *when, status.st_ino, self._boot_id]
 
 
-def write_json(path: Path, content: object) -> None:
-    """Whole or not at all, and on the disk when this returns."""
+def write_json(path: Path, content: object, *, durable: bool = True) -> None:
+    """Whole or not at all; on the disk when this returns, unless a power cut makes it worthless anyway."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     with os.fdopen(descriptor, "w") as stream:
         json.dump(content, stream)
         stream.flush()
-        os.fsync(stream.fileno())
+        if durable:
+            os.fsync(stream.fileno())
     os.chmod(temporary, 0o644)
     os.replace(temporary, path)
-    sync_directory(path.parent)
+    if durable:
+        sync_directory(path.parent)
 
 
 def sync_directory(directory: Path) -> None:

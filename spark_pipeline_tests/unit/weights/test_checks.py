@@ -70,5 +70,12 @@ def test_little_room_is_only_a_warning() -> None:
 
 
 def test_rates_are_of_the_work_that_was_done() -> None:
-    node = NodeResult("peer", copied_bytes=3_000_000, copy_seconds=1.5, verified_bytes=8_000_000, verify_seconds=2.0)
+    node = NodeResult(
+        "peer",
+        copied_bytes=3_000_000,
+        copy_seconds=1.5,
+        verified_bytes=9_000_000,
+        read_bytes=8_000_000,
+        verify_seconds=2.0,
+    )
     assert node.megabytes_per_second == {"copy": 2.0, "verify": 4.0}
