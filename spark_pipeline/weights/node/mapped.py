@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
 
-# A multiple of every page size. Not more: from a cold disk nothing is digested while a piece comes (32 MB: half as fast).
+# A multiple of every page size. Not more: nothing is digested while a piece comes from the disk (32 MB: half as fast).
 PIECE_BYTES = 8 << 20
 _MADV_POPULATE_READ = 22  # Linux 5.14
-_madvise = ctypes.CDLL(
-    None, use_errno=True
-).madvise  # not mmap.madvise, which keeps the interpreter lock while it reads
+# Not mmap.madvise, which keeps the interpreter lock while the disk is read.
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
