@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
-ASSETS = 6  # five stages and the dashboard
+ASSETS = 7  # six stages and the dashboard
 EMPTY = """\
 import dagster as dg
 
