@@ -30,7 +30,6 @@ _MODULES = (
     "messages",
     "proofs",
     "layout",
-    "mapped",
     "shards",
     "verify",
     "siblings",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import hashlib
-import mmap
 import os
 import time
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from spark_pipeline.weights.node.layout import Model
-from spark_pipeline.weights.node.mapped import PIECE_BYTES, mapped
 from spark_pipeline.weights.node.messages import BadFile, Counter, Problem, Report, Request, WantedFile, emit
 from spark_pipeline.weights.node.proofs import boot_id, write_json
 from spark_pipeline.weights.node.shards import check_shards
@@ -42,29 +40,14 @@ def feed(stream: FileIO, digest: Any, counter: Counter | None = None) -> None:
     """Read the rest of `stream` into `digest`. Reading and digesting release the interpreter lock: threads scale."""
     buffer = memoryview(bytearray(BLOCK_BYTES))
     in_window = 0
-    while count := _feed_piece(stream, digest, buffer):
+    while count := stream.readinto(buffer):
+        digest.update(buffer[:count])
         if counter:
             counter.add(count)
         in_window += count
         if in_window >= WINDOW_BYTES:
             in_window = 0
             give_back(stream)
-
-
-def _feed_piece(stream: FileIO, digest: Any, buffer: memoryview) -> int:
-    """Digest the next bytes of `stream` and move on; how many they were, 0 at its end."""
-    here = stream.tell()
-    count = min(os.fstat(stream.fileno()).st_size - here, PIECE_BYTES)
-    if count > len(buffer) and here % mmap.ALLOCATIONGRANULARITY == 0:
-        try:
-            with mapped(stream, here, count) as piece:
-                digest.update(piece)
-            return stream.seek(count, os.SEEK_CUR) - here
-        except OSError:
-            pass  # reading may still be possible; if not, it tells why
-    count = stream.readinto(buffer) or 0
-    digest.update(buffer[:count])
-    return count
 
 
 @contextmanager
