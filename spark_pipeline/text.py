@@ -76,7 +76,9 @@ def of_plans(deployment: str, plans: Sequence[StagePlan]) -> str:
 def _of_plan(deployment: str, plan: StagePlan) -> str:
     state = "changes" if plan.changes else "nothing to do"
     reasons = [f"  - {reason}" for reason in plan.reasons]
-    return "\n".join([f"{deployment}/{plan.stage}: {state}", *reasons, *(f"  {item.text()}" for item in plan.commands)])
+    rows = [f"  {line}" for line in columns(plan.table).splitlines()] if plan.table else []
+    commands = [f"  {item.text()}" for item in plan.commands]
+    return "\n".join([f"{deployment}/{plan.stage}: {state}", *reasons, *rows, *commands])
 
 
 def of_probe(report: ProbeReport) -> str:

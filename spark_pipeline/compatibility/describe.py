@@ -20,14 +20,14 @@ def plan(report: CompatibilityReport, *, pulls: bool) -> StagePlan:
         of_model(report.model),
         *(layout.text for layout in report.layouts),
         *(of_candidate(candidate) for candidate in report.candidates),
-        *(of_option(option) for option in report.options),
     ]
     waits = pulls and report.choice is None
     if waits:
         reasons.append("what is inside an image is known only after the pull")
     if report.problem and not (waits and report.fits):
         reasons.append(f"BLOCKED: {report.problem}. {report.remedy}")
-    return StagePlan(STAGE, waits, tuple(reasons))
+    rows = [(o.candidate, way(o), state(o), o.cost, o.why) for o in report.options]
+    return StagePlan(STAGE, waits, tuple(reasons), table=(("IMAGE", "WAY", "VERDICT", "COSTS", "WHY"), *rows))
 
 
 def table(report: CompatibilityReport) -> str:
@@ -61,10 +61,17 @@ def of_candidate(candidate: CandidateFacts) -> str:
 
 
 def of_option(option: Option) -> str:
-    mark = "-> " if option.is_chosen else ""
-    donor = f" from {option.donor}" if option.donor else ""
-    verdict = f"possible (costs {option.cost}): {option.why}" if option.possible else f"ruled out: {option.why}"
-    return f"{mark}{option.candidate}, {option.way}{donor}: {verdict}"
+    return f"{option.candidate}, {way(option)}: {state(option)}: {option.why}"
+
+
+def way(option: Option) -> str:
+    """'model files grafted in from vllm-qwen35:latest'."""
+    return f"{option.way} from {option.donor}" if option.donor else option.way.value
+
+
+def state(option: Option) -> str:
+    """'chosen', 'possible' or 'ruled out'."""
+    return "chosen" if option.is_chosen else "possible" if option.possible else "ruled out"
 
 
 def remedy(asked: Sequence[Judged], options: Sequence[Option]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spark_pipeline.benchmark.result import BenchmarkPoint
+from spark_pipeline.compatibility import describe
 from spark_pipeline.compatibility.record import CandidateFacts
 from spark_pipeline.image.strategy import Option
 from spark_pipeline.weights.model_facts import ModelFacts
@@ -12,9 +13,13 @@ Row = dict[str, object]
 
 
 def of_option(option: Option) -> Row:
-    state = "chosen" if option.is_chosen else "possible" if option.possible else "ruled out"
-    way = f"{option.way} from {option.donor}" if option.donor else option.way.value
-    return {"image": option.candidate, "way": way, "verdict": state, "cost": option.cost, "why": option.why}
+    return {
+        "image": option.candidate,
+        "way": describe.way(option),
+        "verdict": describe.state(option),
+        "cost": option.cost,
+        "why": option.why,
+    }
 
 
 def of_candidate(candidate: CandidateFacts) -> Row:

@@ -27,13 +27,16 @@ class StagePlan:
     """The printable side of a stage's plan.
 
     Args:
-        stage: 'model_weights', 'vllm_image', 'ray_cluster', 'serving_endpoint' or 'benchmark_results'.
+        stage: 'compatibility_report', 'model_weights', 'vllm_image', 'ray_cluster', 'serving_endpoint' or
+            'benchmark_results'.
         changes: False when everything is already as it should be: applying it starts and copies nothing.
         reasons: why this and not something else, one sentence each.
         commands: what will run, in order; empty when nothing changes.
+        table: what was weighed against each other; the first row is the head, empty where there was one way only.
     """
 
     stage: str
     changes: bool
     reasons: tuple[str, ...]
     commands: tuple[Command, ...] = ()
+    table: tuple[tuple[str, ...], ...] = ()

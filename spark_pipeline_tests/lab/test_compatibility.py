@@ -268,4 +268,4 @@ def test_the_plan_tells_the_same_and_changes_nothing(replay: Replay, monkeypatch
     first, *_ = json.loads(result.stdout)
     assert first["stage"] == "compatibility_report"
     assert not first["changes"]
-    assert any(reason.startswith(f"-> {NEW}, as it is, with its own Ray: possible") for reason in first["reasons"])
+    assert [NEW, "as it is, with its own Ray", "chosen"] in [row[:3] for row in first["table"]]
