@@ -111,9 +111,11 @@ def session(root: Path) -> Iterator[Session]:
 
 
 def again(session: Session) -> Session:
-    """The same machines, with the declarations as they are now."""
+    """The same machines, with the declarations as they are now: another backend is decided on anew."""
     project = Project.load(session.project.root)
-    return Session(project, project.deployment(NAME), session.connection, session.progress, session.run_id)
+    now = Session(project, project.deployment(NAME), session.connection, session.progress, session.run_id)
+    compatibility.ensure(now)
+    return now
 
 
 def names_on_nodes(session: Session) -> set[str]:
