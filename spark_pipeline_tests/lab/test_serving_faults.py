@@ -106,6 +106,7 @@ def session(root: Path) -> Iterator[Session]:
     declare(root)
     with open_session(Project.load(root), NAME, progress=say, run_id="test") as session:
         serving.stop(session)
+        compatibility.ensure(session)  # the test before may have declared another backend
         yield session
         serving.stop(session)
 
