@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from spark_pipeline.fleet.docker import ImageFacts
 from spark_pipeline.fleet.plan import Command, StagePlan
 from spark_pipeline.fleet.progress import human_bytes
+from spark_pipeline.image.augment.context import build_command
 from spark_pipeline.image.augment.plan import commands as build_commands
 from spark_pipeline.image.choice import ImageChoice
 from spark_pipeline.image.distribute import load_command, send_command, shown
@@ -101,7 +102,7 @@ def describe(plan: ImagePlan, head: str, ways: Mapping[str, Sequence[str]]) -> S
         reasons.append(
             "it is inspected there before it goes to any other node; what they lack is known after the build"
         )
-        commands.append(Command(head, ("docker", "build"), shown=build_commands(choice.augmentation)))
+        commands.append(Command(head, build_command(choice.augmentation), shown=build_commands(choice.augmentation)))
         return StagePlan(STAGE, True, tuple(reasons), tuple(commands))
     if plan.engine is not None:
         versions = ", ".join(f"{name} {version}" for name, version in plan.engine.versions().items())
