@@ -18,7 +18,7 @@ def plan(report: CompatibilityReport, *, pulls: bool) -> StagePlan:
     """As `spark-pipeline plan` prints it: facts, then every way with its verdict."""
     reasons = [
         of_model(report.model),
-        *(layout.text for layout in report.layouts),
+        *(layout.text() for layout in report.layouts),
         *(of_candidate(candidate) for candidate in report.candidates),
     ]
     waits = pulls and report.choice is None
@@ -32,7 +32,7 @@ def plan(report: CompatibilityReport, *, pulls: bool) -> StagePlan:
 
 def table(report: CompatibilityReport) -> str:
     """Every question and answer, a line each."""
-    lines = [layout.text for layout in report.layouts]
+    lines = [layout.text() for layout in report.layouts]
     lines += [of_candidate(candidate) for candidate in report.candidates]
     lines += [of_option(option) for option in report.options]
     return "\n".join(lines)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import Field
 
+from spark_pipeline.cluster.memory import Layout
 from spark_pipeline.fleet.session import Session
 from spark_pipeline.image.answer import Part
 from spark_pipeline.image.candidates import Candidate
@@ -16,17 +17,6 @@ from spark_pipeline.image.verdict import Verdict
 from spark_pipeline.spec.base import Record
 from spark_pipeline.spec.secrets import without_secret, words_without_secrets
 from spark_pipeline.weights.model_facts import ModelFacts
-
-
-class LayoutFit(Part):
-    """The model spread over so many nodes: what each needs, what the tightest has."""
-
-    nodes: int
-    needs_bytes: int
-    has_bytes: int
-    node: str
-    fits: bool
-    text: str
 
 
 class CandidateFacts(Part):
@@ -67,7 +57,7 @@ class CompatibilityReport(Record):
 
     deployment: str
     model: ModelFacts
-    layouts: tuple[LayoutFit, ...]
+    layouts: tuple[Layout, ...]
     fits: bool
     candidates: tuple[CandidateFacts, ...]
     options: tuple[Option, ...]

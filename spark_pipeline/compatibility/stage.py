@@ -19,7 +19,6 @@ from spark_pipeline.compatibility import describe
 from spark_pipeline.compatibility.judge import Asked, ask_all
 from spark_pipeline.compatibility.record import (
     CompatibilityReport,
-    LayoutFit,
     candidate_facts,
     report_path,
 )
@@ -87,7 +86,7 @@ def ensure(
     except BaseException:
         forget_choice(session)
         raise
-    for line in (*(layout.text for layout in result.report.layouts), *map(describe.of_option, result.report.options)):
+    for line in (*(layout.text() for layout in result.report.layouts), *map(describe.of_option, result.report.options)):
         session.progress(line)
     store.write(report_path(session), result.report)
     if result.choice is None:
@@ -138,7 +137,7 @@ def decide(
     report = CompatibilityReport(
         deployment=session.deployment.name,
         model=model,
-        layouts=tuple(_fit(layout) for layout in fits),
+        layouts=fits,
         fits=_declared(session, fits).fits,
         candidates=tuple(candidate_facts(item.candidate, item.judged) for item in asked),
         options=found,
@@ -247,15 +246,4 @@ def _choice(
         reason=f"{option.candidate}, {option.way}: {option.why}",
         decided_for=declaration_hash(session.deployment),
         run_id=session.run_id,
-    )
-
-
-def _fit(layout: Layout) -> LayoutFit:
-    return LayoutFit(
-        nodes=layout.nodes,
-        needs_bytes=layout.needs_bytes,
-        has_bytes=layout.has_bytes,
-        node=layout.node,
-        fits=layout.fits,
-        text=layout.text(),
     )

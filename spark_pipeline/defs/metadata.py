@@ -46,7 +46,7 @@ def of_compatibility(result: CompatibilityResult) -> dg.MaterializeResult:
         model_bytes=model.size_bytes,
         options=table([rows.of_option(option) for option in report.options]),
         images=table([rows.of_candidate(candidate) for candidate in report.candidates]),
-        layouts=table([layout.model_dump(exclude={"text"}) for layout in report.layouts]),
+        layouts=table([{**vars(layout), "fits": layout.fits} for layout in report.layouts]),
         model=table([rows.of_model(model)]),
         dtypes=table([share.model_dump() for share in model.dtypes]),
         **_told(result.plan),
