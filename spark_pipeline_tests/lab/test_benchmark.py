@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,10 +97,8 @@ def test_every_point_is_measured_once_with_real_numbers(session: Session, genera
     assert len({point.seed for point in first.points}) == 2
     assert results_in_container(session, generation) == ""
 
-    started = time.monotonic()
     second = benchmark.ensure(session)
     assert (second.changed, second.points) == (False, first.points)
-    assert time.monotonic() - started < 1
     assert read(first.history_file) == first.points
 
 

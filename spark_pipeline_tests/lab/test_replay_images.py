@@ -70,12 +70,10 @@ def ask(lab: Lab, image: ImageTag, program: str, *words: str) -> dict[str, Any]:
 
 def test_what_is_there_is_not_built_again(lab: Lab, images: dict[str, ImageTag]) -> None:
     lines: list[str] = []
-    begin = time.monotonic()
 
     assert {name: replay_image(lab, lines.append, name) for name in REPLAY_NAMES} == images
 
     assert lines == []
-    assert time.monotonic() - begin < 5
     assert sorted(image.reference for image in images.values()) == [
         "vllm-node:0.14.1",
         "vllm-node:0.14.1-noray",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,6 +36,33 @@ def hold(directory: Path, run: str, *, ttl: float = 30, host: Host = HEAD, said:
 def holder(directory: Path) -> str | None:
     found = lease.look(HEAD, directory=str(directory))
     return found.run_id if found else None
+
+
+@pytest.fixture
+def pass_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lets time pass, here and on the head, without waiting for it; meanwhile nobody renews (as if this machine had
+    slept, or the network had been away)."""
+    passed = 0.0
+
+    def pass_seconds(seconds: float) -> None:
+        nonlocal passed
+        passed += seconds
+        path = tmp_path / "lease.json"
+        written = json.loads(path.read_text())
+        written["holders"] = {holder: end - seconds for holder, end in written["holders"].items()}
+        path.write_text(json.dumps(written))
+
+    monkeypatch.setattr(lease, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed))
+    monkeypatch.setattr(Lease, "_beat", lambda self: None)
+    return pass_seconds
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    """For what happens in the background: as long as it takes on a busy machine."""
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
 
 
 def test_it_is_held_inside_the_block_only(tmp_path: Path) -> None:
@@ -76,32 +106,37 @@ def test_steps_of_one_run_share_it_until_the_last_has_ended(tmp_path: Path) -> N
             pass
 
 
-def test_the_lease_of_a_killed_holder_expires(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Lease, "_beat", lambda self: None)
+def test_the_lease_of_a_killed_holder_expires(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pass_seconds: Callable[[float], None]
+) -> None:
     monkeypatch.setattr(Lease, "_give_back", lambda self: None)
-    with hold(tmp_path, "dead", ttl=1):
+    with hold(tmp_path, "dead"):
         pass
+    pass_seconds(29)
     assert holder(tmp_path) == "dead"
 
-    time.sleep(1.1)
+    pass_seconds(1)
 
     with hold(tmp_path, "next"):
         assert holder(tmp_path) == "next"
 
 
 def test_it_is_renewed_while_the_holder_lives(tmp_path: Path) -> None:
+    def ends() -> float:
+        return max(json.loads((tmp_path / "lease.json").read_text())["holders"].values())
+
     with hold(tmp_path, "one", ttl=3) as held:
-        time.sleep(4)
+        taken_until = ends()
+        wait_until(lambda: ends() > taken_until + 3)  # three beats, at least: past the time that it was taken for
         assert holder(tmp_path) == "one"
         held.check()
 
 
 def test_a_holder_that_was_overtaken_learns_it_at_the_next_check(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pass_seconds: Callable[[float], None]
 ) -> None:
-    monkeypatch.setattr(Lease, "_beat", lambda self: None)  # as if this machine had slept
-    with hold(tmp_path, "slept", ttl=0.5) as held:
-        time.sleep(0.6)
+    with hold(tmp_path, "slept") as held:
+        pass_seconds(31)
         with hold(tmp_path, "other"), pytest.raises(LeaseHeldError, match="lost") as caught:
             held.check()
         assert "run other" in caught.value.observed
@@ -110,11 +145,10 @@ def test_a_holder_that_was_overtaken_learns_it_at_the_next_check(
 
 
 def test_a_holder_that_was_silent_for_too_long_goes_on_when_nobody_came_between(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pass_seconds: Callable[[float], None]
 ) -> None:
-    monkeypatch.setattr(Lease, "_beat", lambda self: None)  # as if the network had been away
-    with hold(tmp_path, "silent", ttl=0.5) as held:
-        time.sleep(0.6)
+    with hold(tmp_path, "silent") as held:
+        pass_seconds(31)
         assert holder(tmp_path) is None, "others may take it"
 
         held.check()
@@ -126,11 +160,10 @@ def test_a_holder_that_was_silent_for_too_long_goes_on_when_nobody_came_between(
 
 
 def test_a_holder_that_was_overtaken_by_a_run_that_has_ended_since_may_not_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pass_seconds: Callable[[float], None]
 ) -> None:
-    monkeypatch.setattr(Lease, "_beat", lambda self: None)
-    with hold(tmp_path, "slept", ttl=0.3) as held:
-        time.sleep(0.4)
+    with hold(tmp_path, "slept") as held:
+        pass_seconds(31)
         with hold(tmp_path, "other"):
             pass
 
@@ -141,12 +174,11 @@ def test_a_holder_that_was_overtaken_by_a_run_that_has_ended_since_may_not_go_on
 
 
 def test_giving_back_what_was_lost_does_not_end_the_others_lease(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, pass_seconds: Callable[[float], None]
 ) -> None:
-    monkeypatch.setattr(Lease, "_beat", lambda self: None)
-    slept = hold(tmp_path, "slept", ttl=0.3)
+    slept = hold(tmp_path, "slept")
     slept.__enter__()
-    time.sleep(0.4)
+    pass_seconds(31)
     with hold(tmp_path, "other"):
         slept.__exit__(None, None, None)
         assert holder(tmp_path) == "other"
@@ -194,11 +226,10 @@ def test_a_renewal_that_fails_is_said_and_tried_again(tmp_path: Path) -> None:
     head.on("python3", "-IS", "-", "give_back", ..., stdout=granted)
 
     with hold(tmp_path, "one", ttl=0.3, host=head, said=said) as held:
-        time.sleep(0.4)
+        wait_until(lambda: any("try again" in line for line in said))
         held.check()
 
     head.finish()
-    assert any("try again" in line for line in said)
 
 
 def test_a_head_that_cannot_be_asked_is_an_error_not_a_free_lease(tmp_path: Path) -> None:

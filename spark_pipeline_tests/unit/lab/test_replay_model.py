@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import HfApi
 
+from spark_pipeline.lab import hub_store
 from spark_pipeline.lab.content import publish_replay
 from spark_pipeline.lab.hub_server import ACCESS_LOG, HubServer
 from spark_pipeline.lab.hub_store import read_refs, resolve, revisions
@@ -37,12 +37,9 @@ def api(hub: HubServer) -> HfApi:
     return HfApi(endpoint=hub.endpoint, token=False)
 
 
-def test_it_is_published_in_a_moment_on_little_disk_with_the_same_commit_everywhere(tmp_path: Path) -> None:
-    begin = time.monotonic()
-
+def test_it_is_published_on_little_disk_with_the_same_commit_everywhere(tmp_path: Path) -> None:
     big, unnamed = publish_replay(tmp_path)
 
-    assert time.monotonic() - begin < 5  # 0.6 s on an idle machine
     assert (big.repo, unnamed.repo) == (QWEN35_122B, NO_ARCHITECTURES)
     assert big.commits == ("32bdd0163066b73ebea30a64907d4bd3923485f4",)
     assert unnamed.commits == ("c5f872b8a02aeb6442422bfa11150634f48d1b43",)
@@ -53,12 +50,22 @@ def test_it_is_published_in_a_moment_on_little_disk_with_the_same_commit_everywh
     assert revisions(tmp_path, QWEN35_122B) == list(big.commits)
 
 
-def test_the_hub_tells_sizes_and_parameters_without_reading_the_weights(api: HfApi) -> None:
-    begin = time.monotonic()
+def test_the_hub_tells_sizes_and_parameters_without_reading_the_weights(
+    api: HfApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []  # hashing 124 GB would take minutes
+
+    def digests(location: Path, *known: int) -> tuple[str, str]:
+        read.append(location.name)
+        return digests_of(location, *known)
+
+    digests_of = hub_store._digests
+    monkeypatch.setattr(hub_store, "_digests", digests)
 
     info = api.model_info(QWEN35_122B, files_metadata=True)
 
-    assert time.monotonic() - begin < 3  # 0.15 s on an idle machine; hashing 124 GB would take minutes
+    assert read
+    assert not [name for name in read if name.endswith(".safetensors")]
     assert info.siblings is not None
     assert info.safetensors is not None
     shards = [file for file in info.siblings if file.rfilename.endswith(".safetensors")]
