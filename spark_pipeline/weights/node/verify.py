@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import hashlib
+import mmap
 import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from spark_pipeline.weights.node.proofs import boot_id, write_json
 from spark_pipeline.weights.node.shards import check_shards
 
 BLOCK_BYTES = 1 << 20
+MAPPED_BLOCK_BYTES = 8 << 20
+# From <linux/mman.h>, since Linux 5.14; Python's mmap has no name for it yet.
+MADV_POPULATE_READ = 22
 # On unified memory the page cache of 120 GB of weights starves the GPU: it is given back while we go, not at the end.
 WINDOW_BYTES = 256 << 20
 
@@ -31,13 +35,22 @@ def new_digest(file: WantedFile) -> Any:
     return hashlib.sha1(b"blob %d\0" % file.size_bytes, usedforsecurity=False)
 
 
-def give_back(stream: FileIO) -> None:
-    """Let the kernel forget the file's pages; they must be clean for that, so call it after fsync. Needs no root."""
-    os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+def give_back(stream: FileIO, up_to_byte: int = 0) -> None:
+    """Let the kernel forget the file's pages, all (0) or the first ones: what was read ahead is still wanted.
+
+    They must be clean for that, so call it after fsync. Needs no root.
+    """
+    os.posix_fadvise(stream.fileno(), 0, up_to_byte, os.POSIX_FADV_DONTNEED)
 
 
 def feed(stream: FileIO, digest: Any, counter: Counter | None = None) -> None:
-    """Read the rest of `stream` into `digest`. Reading and digesting release the interpreter lock: threads scale."""
+    """Read the whole file into `digest`; `stream` stands at its end afterwards.
+
+    Reading and digesting release the interpreter lock: threads scale. Where files can be mapped they are, which saves
+    the copy out of the page cache; from where that does not work (the kernel is older than 5.14, the file was cut
+    short meanwhile, the disk cannot read it) plain reading goes on, and tells what is wrong.
+    """
+    stream.seek(_feed_mapped(stream, digest, counter))
     buffer = memoryview(bytearray(BLOCK_BYTES))
     in_window = 0
     while count := stream.readinto(buffer):
@@ -47,7 +60,30 @@ def feed(stream: FileIO, digest: Any, counter: Counter | None = None) -> None:
         in_window += count
         if in_window >= WINDOW_BYTES:
             in_window = 0
-            give_back(stream)
+            give_back(stream, stream.tell())
+
+
+def _feed_mapped(stream: FileIO, digest: Any, counter: Counter | None) -> int:
+    """How many bytes, from the first on, went into `digest`."""
+    done = 0
+    size = os.fstat(stream.fileno()).st_size
+    with suppress(OSError, ValueError):  # ValueError: mmap sees that the file has become shorter
+        while done < size:
+            start, length = done, min(WINDOW_BYTES, size - done)
+            with (
+                mmap.mmap(stream.fileno(), length, access=mmap.ACCESS_READ, offset=start) as window,
+                memoryview(window) as mapped,
+            ):
+                for offset in range(0, length, MAPPED_BLOCK_BYTES):
+                    block = min(MAPPED_BLOCK_BYTES, length - offset)
+                    # Touching a page that cannot be had would end the program (SIGBUS); asking for it is an error only.
+                    window.madvise(MADV_POPULATE_READ, offset, block)
+                    digest.update(mapped[offset : offset + block])
+                    done += block
+                    if counter:
+                        counter.add(block)
+            give_back(stream, done)
+    return done
 
 
 @contextmanager
