@@ -139,7 +139,7 @@ def of_removed(deployment: str, removed: Sequence[Container]) -> str:
 def of_revisions(found: Sequence[Revision]) -> str:
     if not found:
         return "no model's files on any node"
-    head = ("NODE", "REPOSITORY", "COMMIT", "FILES", "SIZE", "STATE", "NEEDED BY")
+    head = ("NODE", "REPOSITORY", "COMMIT", "FILES", "SIZE", "SHARED", "STATE", "NEEDED BY")
     rows = [
         (
             one.node,
@@ -147,6 +147,7 @@ def of_revisions(found: Sequence[Revision]) -> str:
             one.commit[:12],
             one.files,
             human_bytes(one.size_bytes),
+            human_bytes(one.shared_bytes) if one.shared_bytes else "-",
             "complete" if one.complete else "not complete",
             ", ".join(one.needed_by) or "nobody",
         )
@@ -158,7 +159,8 @@ def of_revisions(found: Sequence[Revision]) -> str:
 def of_spare(spare: Sequence[Revision], *, removed: bool) -> str:
     if not spare:
         return "every revision is needed: nothing to remove"
-    total = human_bytes(sum(one.size_bytes for one in spare))
+    at_least = "at least " if any(one.shared_bytes for one in spare) else ""
+    total = at_least + human_bytes(sum(one.frees_bytes for one in spare))
     return f"{of_revisions(spare)}\n{total} " + ("removed" if removed else "would go: run again with --yes")
 
 

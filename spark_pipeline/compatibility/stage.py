@@ -81,11 +81,9 @@ def ensure(
         MachineError: a node could not be asked.
     """
     manifest = resolve_for_run(session, revision)
-    try:
-        result = _look(session, manifest, Pin(digest, image) if digest else None, may_pull=True)
-    except BaseException:
-        forget_choice(session)
-        raise
+    # When this fails (hub or registry are down), what was decided before still holds: for the same commit of the model
+    # only, see cluster/stage.target.
+    result = _look(session, manifest, Pin(digest, image) if digest else None, may_pull=True)
     for line in (*(layout.text() for layout in result.report.layouts), *map(describe.of_option, result.report.options)):
         session.progress(line)
     store.write(report_path(session), result.report)

@@ -120,7 +120,7 @@ def _refusal(head: Host, fleet: Fleet, peer: Node, done: Completed) -> Exception
     by_hand = f"ssh -p {peer.ssh.port} {target}"
     if "Permission denied" in observed or "Too many authentication failures" in observed:
         return LoginRefusedError(
-            f"{head.name} may not log in at {target}: no bytes can go there over the fabric",
+            f"{head.name} may not log in at {target}: nothing can go there over ssh",
             node=peer.name,
             observed=observed,
             remedy=f"on {head.name}: [ -e ~/.ssh/id_ed25519 ] || ssh-keygen -t ed25519 -N '' -f ~/.ssh/id_ed25519; "

@@ -43,6 +43,7 @@ class Revision:
     """One revision on one node.
 
     Args:
+        shared_bytes: of `size_bytes`, what another revision there holds too.
         complete: its marker is there.
         needed_by: why it stays: "tiny: deployed", "container sp-tiny-g3-r0"; empty: nobody needs it.
     """
@@ -52,8 +53,14 @@ class Revision:
     commit: str
     files: int
     size_bytes: int
+    shared_bytes: int
     complete: bool
     needed_by: tuple[str, ...]
+
+    @property
+    def frees_bytes(self) -> int:
+        """What removing it gives, at least: more, when the revision goes too that it shares bytes with."""
+        return self.size_bytes - self.shared_bytes
 
 
 def list_revisions(project: Project, fleet: Fleet, connection: FleetConnection) -> tuple[Revision, ...]:
@@ -86,7 +93,7 @@ def prune(
         for revision in by_node[host.name]:
             remove_revision(host, fleet.weights_dir, revision.repo, revision.commit)
             progress(
-                f"[{host.name}] removed {revision.repo} at {revision.commit[:12]}: {human_bytes(revision.size_bytes)}"
+                f"[{host.name}] removed {revision.repo} at {revision.commit[:12]}: {human_bytes(revision.frees_bytes)}"
             )
 
     connection.each(by_node, work)
@@ -104,6 +111,7 @@ def _with_needs(
             commit=one.commit,
             files=one.files,
             size_bytes=one.size_bytes,
+            shared_bytes=one.shared_bytes,
             complete=one.complete,
             needed_by=(
                 *recorded.get((one.repo, one.commit), ()),

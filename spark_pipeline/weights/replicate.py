@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from spark_pipeline.errors import (
     CommandTimeoutError,
+    HostKeyError,
     HubError,
     LoginRefusedError,
     SparkPipelineError,
@@ -23,6 +24,7 @@ from spark_pipeline.errors import (
     WeightsError,
 )
 from spark_pipeline.fleet.cancel import stop_if_cancelled
+from spark_pipeline.fleet.fabric import prepare_fabric
 from spark_pipeline.fleet.host import Host
 from spark_pipeline.fleet.parallel import each
 from spark_pipeline.fleet.progress import Meter
@@ -86,6 +88,7 @@ def replicate(
             if obstacle := _obstacle(host, counter.address, counter.port):
                 result = NodeResult(name, copied_bytes=_second_way(session, manifest, node, taken, obstacle, reports))
             else:
+                _tell_missing_login(session, name)
                 result = _take(session, manifest, host, node, counter)
         finally:
             # However it ended. Untold, the head waits for a sign of this peer for two minutes, and then ends by itself.
@@ -118,6 +121,16 @@ def _give(session: Session, manifest: Manifest, counter: _Counter, *, receivers:
     finally:
         counter.listening.set()
     return NodeResult(_GIVE)
+
+
+def _tell_missing_login(session: Session, peer: str) -> None:
+    """The files travel without a login of the head at the peer; what needs one is told before the copy, not after."""
+    try:
+        prepare_fabric(session.connection, session.fleet, session.project.known_hosts, [session.fleet.node(peer)])
+    except (HostKeyError, LoginRefusedError, UnreachableError) as error:
+        session.progress(
+            f"[{peer}] {error.what} ({error.observed}). The model's files need no login; an image will: {error.remedy}"
+        )
 
 
 def _take(session: Session, manifest: Manifest, host: Host, planned: NodePlan, counter: _Counter) -> NodeResult:

@@ -83,7 +83,7 @@ def _decide(session: Session, manifest: Manifest, reports: Mapping[str, Report])
             error.remedy = "\n".join(
                 [
                     f"spark-pipeline weights prune {session.fleet.name} removes what no deployment needs:",
-                    *(f"{one.node}: {one.repo} at {one.commit[:12]}, {human_bytes(one.size_bytes)}" for one in spare),
+                    *(f"{one.node}: {one.repo} at {one.commit[:12]}, {human_bytes(one.frees_bytes)}" for one in spare),
                 ]
             )
         raise

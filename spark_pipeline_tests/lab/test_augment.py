@@ -6,11 +6,8 @@ Bases are the lab's stand-in engine without Ray (Debian's Python: no pip, and it
 from __future__ import annotations
 
 import json
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +27,7 @@ from spark_pipeline.lab.images import standin_image
 from spark_pipeline.lab.lab import Lab
 from spark_pipeline.spec.project import Project
 from spark_pipeline_tests.lab import small_images
+from spark_pipeline_tests.lab.interrupt import interrupt_when
 from spark_pipeline_tests.unit.image.augment_samples import answer, keep, layered, make_pip, make_wheel
 
 pytestmark = pytest.mark.lab
@@ -255,20 +253,6 @@ def forget_build_cache(head: Host, builder: str) -> None:
     """BuildKit keeps its steps for the next build; in the lab only these tests use it."""
     if builder.endswith("1"):
         head.run(["docker", "builder", "prune", "--all", "--force"], timeout=120)
-
-
-def interrupt_when(seen: Callable[[], bool]) -> threading.Thread:
-    """Ctrl-C as soon as `seen()` is true."""
-
-    def watch() -> None:
-        end = time.monotonic() + 120
-        while not seen() and time.monotonic() < end:
-            time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    return thread
 
 
 def test_model_files_of_another_image_are_put_in_and_registered(head: Host, bare: str, tmp_path: Path) -> None:

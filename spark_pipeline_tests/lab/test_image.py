@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,6 +28,7 @@ from spark_pipeline.image.transfer import Transfer, room_on
 from spark_pipeline.lab.lab import Lab
 from spark_pipeline.spec.project import Project
 from spark_pipeline_tests.choices import decide_on_first
+from spark_pipeline_tests.lab.interrupt import interrupt_when
 from spark_pipeline_tests.lab.small_images import (
     ENGINE,
     archive,
@@ -344,20 +342,6 @@ def test_after_ctrl_c_no_copy_goes_on_and_nothing_half_arrives(lab: Lab, session
 
 def busy(lab: Lab) -> str:
     return "".join(lab.run_in_node(node, ["pgrep", "-a", "-f", "docker (load|save)"]).stdout for node in BOTH)
-
-
-def interrupt_when(seen: Callable[[], bool]) -> threading.Thread:
-    """Ctrl-C as soon as `seen()` is true."""
-
-    def watch() -> None:
-        end = time.monotonic() + 60
-        while not seen() and time.monotonic() < end:
-            time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    return thread
 
 
 # --- from the registry

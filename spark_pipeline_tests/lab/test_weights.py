@@ -28,7 +28,7 @@ from spark_pipeline.fleet.fabric import prepare_fabric
 from spark_pipeline.fleet.session import open_session
 from spark_pipeline.lab.hub_faults import Fault
 from spark_pipeline.lab.lab import Lab
-from spark_pipeline.weights import replicate, rsync
+from spark_pipeline.weights import rsync
 from spark_pipeline.weights.record import read_record
 from spark_pipeline.weights.result import WeightsResult
 from spark_pipeline_tests.lab.weights_bench import BOTH, FILES, REPO, Bench, bench_on, expected, size, wait_for
@@ -337,39 +337,39 @@ def test_the_copy_goes_by_http_over_the_fabric_and_leaves_no_program_behind(benc
     assert bench.programs("head") == []
 
 
-def _close_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a firewall on the head would, seen from the peer."""
-    monkeypatch.setattr(replicate, "_obstacle", lambda *_: "peer does not reach port 4711 of the head")
-
-
-def test_where_the_port_is_closed_the_copy_goes_by_rsync(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_port_is_closed_the_copy_goes_by_rsync(bench: Bench) -> None:
     shards = {f"model-{index}.bin": os.urandom(17_000_000) for index in range(4)}
     files = {**shards, **{name: name.encode() for name in AWKWARD}}
     bench.publish(files)
-    _close_the_port(monkeypatch)
 
-    result = bench.ensure()
+    with bench.closed_ports():
+        result = bench.ensure()
 
-    assert any("does not reach port 4711" in line and "rsync" in line for line in bench.said)
+    assert any("peer does not reach port" in line and "rsync" in line for line in bench.said)
     assert result.nodes[1].copied_bytes == size(files)
     assert bench.digests("peer", result.record.directory) == expected(files)
     assert bench.programs("head") == []
 
 
-def test_where_both_ways_are_closed_both_are_named(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_heads_login_the_files_travel_all_the_same_and_it_is_said(bench: Bench) -> None:
     bench.publish(FILES)
-    _close_the_port(monkeypatch)
 
-    def refuse(*_: object) -> None:
-        raise LoginRefusedError("head may not log in at spark@192.168.200.13", node="peer", remedy="ssh-copy-id it")
+    with bench.without_login():
+        bench.assert_proven(bench.ensure())
 
-    with monkeypatch.context() as patched:
-        patched.setattr(rsync, "prepare_fabric", refuse)
-        with pytest.raises(LoginRefusedError) as caught:
-            bench.ensure()
+    assert any("may not log in" in line and "ssh-copy-id" in line for line in bench.said)
 
-    assert (caught.value.node, caught.value.remedy) == ("peer", "ssh-copy-id it")
-    assert "port 4711" in caught.value.observed
+
+def test_where_both_ways_are_closed_both_are_named(bench: Bench) -> None:
+    bench.publish(FILES)
+
+    with bench.closed_ports(), bench.without_login(), pytest.raises(LoginRefusedError) as caught:
+        bench.ensure()
+
+    assert caught.value.node == "peer"
+    assert "ssh-copy-id" in caught.value.remedy
+    assert "peer does not reach port" in caught.value.observed
+    assert "Permission denied" in caught.value.observed
     bench.forget()
     assert bench.digests("peer", bench.ensure().record.directory) == expected(FILES)
     assert bench.fetched() == []

@@ -128,6 +128,28 @@ class Bench:
         script += 'find "$1"/*/.spark_pipeline/part -type f -printf "%s\\n" 2>/dev/null || true'
         return sum(map(int, self.on(node, script, f"{self.weights_dir}/{REPO}").split()))
 
+    @contextmanager
+    def closed_ports(self) -> Iterator[None]:
+        """A firewall on the head that drops every connection that the peer begins, without a word."""
+        rule = ["-p", "tcp", "--syn", "-s", str(self.lab.plan.node(1).fabric), "-j", "DROP"]
+        self.on("head", 'iptables -w -I INPUT "$@"', *rule)
+        try:
+            yield
+        finally:
+            self.on("head", 'iptables -w -D INPUT "$@"', *rule)
+
+    @contextmanager
+    def without_login(self) -> Iterator[None]:
+        """The peer knows the head's own key no longer."""
+        keys = "/home/spark/.ssh/authorized_keys"
+        head_key = self.on("head", "cat /home/spark/.ssh/id_ed25519.pub").split()[1]
+        kept = self.on("peer", f"cat {keys}")
+        self.on("peer", f'grep -v -F -- "$1" {keys} > /tmp/keys && cat /tmp/keys > {keys}', head_key)
+        try:
+            yield
+        finally:
+            self.on("peer", f'printf %s "$1" > {keys}', kept)
+
     def small_disk(self, node: str, size_text: str) -> None:
         """Let the weights directory be a disk of that size."""
         words = (self.weights_dir, size_text)

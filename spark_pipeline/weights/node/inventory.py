@@ -19,10 +19,10 @@ def inventory(weights_dir: Path) -> Inventory:
     """Every <owner>/<name>/<commit> with files of ours in it, and what an interrupted removal left."""
     found: list[StoredRevision] = []
     for directory in sorted(_revisions(weights_dir)):
-        files, size_bytes = _measure(directory)
+        files, size_bytes, shared_bytes = _measure(directory)
         repo = directory.parent.relative_to(weights_dir).as_posix()
         commit = directory.name.removeprefix(_GOING)
-        found.append(StoredRevision(repo, commit, files, size_bytes, bool(sealed_manifest(directory))))
+        found.append(StoredRevision(repo, commit, files, size_bytes, shared_bytes, bool(sealed_manifest(directory))))
     ground = next(path for path in (weights_dir, *weights_dir.parents) if path.exists())
     return Inventory(tuple(found), shutil.disk_usage(ground).free)
 
@@ -58,8 +58,11 @@ def _revisions(weights_dir: Path) -> Iterator[Path]:
             yield directory
 
 
-def _measure(directory: Path) -> tuple[int, int]:
-    """Files that belong to the model, and bytes of everything there: parts and files set aside take room too."""
+def _measure(directory: Path) -> tuple[int, int, int]:
+    """Files that belong to the model; bytes of everything there (parts and files set aside take room too), and how many
+    of these bytes have another name as well."""
     found = [path for path in directory.rglob("*") if path.is_file() and not path.is_symlink()]
     own = [path for path in found if path.is_relative_to(directory / STATE_DIRECTORY)]
-    return len(found) - len(own), sum(path.stat().st_blocks * 512 for path in found)
+    sizes = [(status.st_blocks * 512, status.st_nlink) for status in map(os.stat, found)]
+    shared_bytes = sum(size_bytes for size_bytes, names in sizes if names > 1)
+    return len(found) - len(own), sum(size_bytes for size_bytes, _ in sizes), shared_bytes

@@ -139,6 +139,8 @@ class StoredRevision:
 
     Args:
         files: of the model; `size_bytes` on disk, with parts and what was set aside.
+        shared_bytes: of these, what another name on the disk holds too (linked between revisions): removing this
+            revision alone does not free them.
         complete: the marker is there.
     """
 
@@ -146,6 +148,7 @@ class StoredRevision:
     commit: str
     files: int
     size_bytes: int
+    shared_bytes: int
     complete: bool
 
 

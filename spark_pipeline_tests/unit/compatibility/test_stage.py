@@ -13,14 +13,14 @@ import pytest
 from spark_pipeline.compatibility import describe, stage
 from spark_pipeline.compatibility.judge import Asked, judged
 from spark_pipeline.compatibility.stage import CompatibilityResult, decide, wanted_of
-from spark_pipeline.errors import AugmentError
+from spark_pipeline.errors import AugmentError, CompatibilityError, RegistryError, StateError
 from spark_pipeline.fleet.docker import parse_image
 from spark_pipeline.fleet.facts import NodeFacts, parse
 from spark_pipeline.fleet.session import Session
 from spark_pipeline.image.answer import ProbeResult
 from spark_pipeline.image.augment.augmentation import Augmentation, AugmentKind, Side
 from spark_pipeline.image.candidates import Candidate
-from spark_pipeline.image.choice import declaration_hash
+from spark_pipeline.image.choice import declaration_hash, keep_choice, read_choice
 from spark_pipeline.image.strategy import Judged, Way
 from spark_pipeline.spec.deployment import Backend
 from spark_pipeline.spec.project import Project
@@ -189,3 +189,43 @@ def test_what_an_image_sets_is_reported_but_no_secrets() -> None:
     assert report.candidates[0].environment["PYTHONPATH"] == "/opt/vllm"
     assert "hf_abc" not in report.model_dump_json()
     assert report.candidates[0].environment["API_KEY"] == "***"
+
+
+@pytest.fixture
+def decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+    """A session whose project has a decision from an earlier run."""
+    work = session()
+    result = decide(work, MODEL, nodes(), both(), occupied=False)
+    assert result.choice is not None
+    work = replace(work, project=replace(work.project, root=tmp_path))
+    keep_choice(work, result.choice)
+    monkeypatch.setattr(stage, "resolve_for_run", lambda *_: None)
+    return work
+
+
+def test_a_registry_that_is_down_does_not_undo_an_earlier_decision(
+    decided: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = read_choice(decided)
+
+    def look(*_: Any, **__: Any) -> CompatibilityResult:
+        raise RegistryError("the registry did not answer", observed="timed out", remedy="try again")
+
+    monkeypatch.setattr(stage, "_look", look)
+    with pytest.raises(RegistryError):
+        stage.ensure(decided)
+
+    assert read_choice(decided) == before
+
+
+def test_a_report_that_finds_no_way_undoes_an_earlier_decision(
+    decided: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = decide(decided, MODEL, nodes(), [asked(1, OLD)], occupied=False)
+    monkeypatch.setattr(stage, "_look", lambda *_, **__: found)
+
+    with pytest.raises(CompatibilityError, match="no candidate image can serve the model"):
+        stage.ensure(decided)
+
+    with pytest.raises(StateError, match="no image was decided on"):
+        read_choice(decided)

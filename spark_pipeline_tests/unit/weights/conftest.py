@@ -18,6 +18,7 @@ from spark_pipeline.fleet.host import Completed, Words
 from spark_pipeline.lab.hub_faults import Fault, write_faults
 from spark_pipeline.lab.hub_server import ACCESS_LOG, HubServer
 from spark_pipeline.lab.hub_store import publish
+from spark_pipeline.spec.project import Project
 from spark_pipeline.weights.hub import Hub
 from spark_pipeline.weights.manifest import Manifest, ManifestFile
 from spark_pipeline.weights.node.main import run
@@ -146,3 +147,19 @@ def manifest_of():
         )
 
     return make
+
+
+def local_project(root: Path, hub: LoopbackHub) -> Project:
+    """One deployment, `one`, of the hub's repository, on a fleet of this machine alone; weights below `root`/models."""
+    data = root / "project" / "data"
+    for folder in ("fleets", "deployments", "profiles"):
+        (data / folder).mkdir(parents=True)
+    (data / "fleets" / "here.yaml").write_text(
+        f"name: here\naccelerator: none\nweights_dir: {root}/models\n"
+        "nodes: [{name: head, local: true, fabric: 127.0.0.1}]\n"
+    )
+    (data / "deployments" / "one.yaml").write_text(
+        f"name: one\nfleet: here\nmodel: {{repo: {hub.repo}, hub_url: '{hub.url}'}}\n"
+        "image: {candidates: [none]}\nserve: {served_name: one}\n"
+    )
+    return Project.load(data.parent)

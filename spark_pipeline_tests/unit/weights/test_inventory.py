@@ -13,30 +13,20 @@ import pytest
 
 from spark_pipeline.errors import NoRoomError, StateError, WeightsError
 from spark_pipeline.fleet.session import Session, open_session
-from spark_pipeline.spec.project import Project
 from spark_pipeline.weights import inventory, stage
 from spark_pipeline.weights.inventory import Revision, list_revisions, prune
+from spark_pipeline_tests.unit.weights.conftest import local_project
 
-OLD = {"config.json": b"{}", "model-1.bin": os.urandom(30_000)}
-NEW = {"config.json": b"{}", "model-1.bin": os.urandom(40_000)}
+SAME = os.urandom(20_000)
+OLD = {"config.json": b"{}", "model-1.bin": os.urandom(30_000), "same.bin": SAME}
+NEW = {"config.json": b"{}", "model-1.bin": os.urandom(40_000), "same.bin": SAME}
 
 
 @pytest.fixture
 def session(hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """One local node that holds two revisions; the second one is what the deployment has now."""
-    data = tmp_path / "project" / "data"
-    for folder in ("fleets", "deployments", "profiles"):
-        (data / folder).mkdir(parents=True)
-    (data / "fleets" / "here.yaml").write_text(
-        f"name: here\naccelerator: none\nweights_dir: {tmp_path}/models\n"
-        "nodes: [{name: head, local: true, fabric: 127.0.0.1}]\n"
-    )
-    (data / "deployments" / "one.yaml").write_text(
-        f"name: one\nfleet: here\nmodel: {{repo: {hub.repo}, hub_url: '{hub.url}'}}\n"
-        "image: {candidates: [none]}\nserve: {served_name: one}\n"
-    )
     monkeypatch.setattr(inventory, "_mounted", lambda host: {})
-    project = Project.load(data.parent)
+    project = local_project(tmp_path, hub)
     for run, files in (("run-1", OLD), ("run-2", NEW)):
         hub.publish(files)
         with open_session(project, "one", progress=print, run_id=run) as session:
@@ -60,8 +50,17 @@ def test_every_revision_is_listed_with_its_size_and_who_needs_it(session: Sessio
     assert (new.needed_by, old.needed_by) == (("one: brought here last",), ())
     assert new.complete
     assert old.complete
-    assert new.files == 2
-    assert new.size_bytes > old.size_bytes >= 30_000
+    assert new.files == 3
+    assert new.size_bytes > old.size_bytes >= 50_000
+
+
+def test_what_a_revision_shares_with_another_is_not_counted_as_freed(session: Session) -> None:
+    found = revisions(session)
+    new, old = found[True], found[False]
+    assert new.shared_bytes == old.shared_bytes >= len(SAME)
+    assert 30_000 <= old.frees_bytes < 50_000
+    prune(session.fleet, session.connection, [old], print)
+    assert revisions(session)[True].shared_bytes == 0
 
 
 def test_what_nobody_needs_goes_and_the_rest_stays(session: Session) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -28,6 +31,31 @@ def test_looking_changes_nothing_and_reads_nothing(node_with):
     assert (report.obstacle, report.unwritable, report.sealed) == ("", "", "")
     assert report.free_bytes > 0
     assert not node.weights_dir.exists()
+
+
+def test_a_repeat_costs_one_lstat_a_file_and_opens_none(node_with, monkeypatch):
+    node = node_with(FILES)
+    node.download()
+    node.do("seal")
+    asked: list[str] = []
+    opened: list[str] = []
+
+    def remember(seen: list[str], function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(path: Any, *words: Any, **more: Any) -> Any:
+            seen.append(str(path))
+            return function(path, *words, **more)
+
+        return wrapped
+
+    monkeypatch.setattr(os, "lstat", remember(asked, os.lstat))
+    monkeypatch.setattr(io, "open", remember(opened, io.open))  # what Path.open calls
+
+    assert node.do("inspect").unproven == ()
+
+    files = [str(node.directory / path) for path in FILES]
+    assert sorted(path for path in asked if path in files) == files
+    assert opened
+    assert not [path for path in opened if path in files]
 
 
 def test_files_that_were_put_there_by_hand_count_only_after_they_were_read(node_with):

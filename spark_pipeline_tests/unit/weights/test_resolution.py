@@ -9,10 +9,10 @@ import pytest
 
 from spark_pipeline.errors import RevisionNotFoundError
 from spark_pipeline.fleet.session import Session, open_session
-from spark_pipeline.spec.project import Project
 from spark_pipeline.weights import stage
 from spark_pipeline.weights.manifest import read_manifest
 from spark_pipeline.weights.resolution import resolution_path, resolve_for_run
+from spark_pipeline_tests.unit.weights.conftest import local_project
 
 OLD, NEW = {"model.bin": b"old"}, {"model.bin": b"new"}
 
@@ -20,20 +20,9 @@ OLD, NEW = {"model.bin": b"old"}, {"model.bin": b"new"}
 @pytest.fixture
 def run(hub, tmp_path: Path) -> Iterator[Callable[[str], Session]]:
     """A session of the run with this id, on a deployment whose branch main is at OLD."""
-    data = tmp_path / "project" / "data"
-    for folder in ("fleets", "deployments", "profiles"):
-        (data / folder).mkdir(parents=True)
-    (data / "fleets" / "here.yaml").write_text(
-        f"name: here\naccelerator: none\nweights_dir: {tmp_path}/models\n"
-        "nodes: [{name: head, local: true, fabric: 127.0.0.1}]\n"
-    )
-    (data / "deployments" / "one.yaml").write_text(
-        f"name: one\nfleet: here\nmodel: {{repo: {hub.repo}, hub_url: '{hub.url}'}}\n"
-        "image: {candidates: [none]}\nserve: {served_name: one}\n"
-    )
     hub.publish(OLD)
     hub.forget()
-    project = Project.load(data.parent)
+    project = local_project(tmp_path, hub)
     opened = []
 
     def make(run_id: str) -> Session:

@@ -12,10 +12,10 @@ import pytest
 from spark_pipeline.errors import HubError, RevisionNotFoundError, StateError
 from spark_pipeline.fleet.session import Session, open_session
 from spark_pipeline.lab.hub_faults import Fault
-from spark_pipeline.spec.project import Project
 from spark_pipeline.weights import hub as hub_module
 from spark_pipeline.weights import stage
 from spark_pipeline.weights.record import read_record
+from spark_pipeline_tests.unit.weights.conftest import local_project
 
 FILES = {"config.json": b"{}", "model-1.bin": os.urandom(30_000), "model-2.bin": os.urandom(20_000)}
 SIZE = sum(len(content) for content in FILES.values())
@@ -28,20 +28,9 @@ def said() -> list[str]:
 
 @pytest.fixture
 def session(hub, tmp_path: Path, said: list[str]) -> Iterator[Session]:
-    data = tmp_path / "project" / "data"
-    for folder in ("fleets", "deployments", "profiles"):
-        (data / folder).mkdir(parents=True)
-    (data / "fleets" / "here.yaml").write_text(
-        f"name: here\naccelerator: none\nweights_dir: {tmp_path}/models\n"
-        "nodes: [{name: head, local: true, fabric: 127.0.0.1}]\n"
-    )
-    (data / "deployments" / "one.yaml").write_text(
-        f"name: one\nfleet: here\nmodel: {{repo: {hub.repo}, hub_url: '{hub.url}'}}\n"
-        "image: {candidates: [none]}\nserve: {served_name: one}\n"
-    )
     hub.publish(FILES)
     hub.forget()
-    with open_session(Project.load(data.parent), "one", progress=said.append, run_id="run-1") as session:
+    with open_session(local_project(tmp_path, hub), "one", progress=said.append, run_id="run-1") as session:
         yield session
 
 
