@@ -88,7 +88,8 @@ def ensure(
         session.progress(line)
     store.write(report_path(session), result.report)
     if result.choice is None:
-        forget_choice(session)  # an older decision must not outlive this one
+        if digest is None:  # "no" to what a sensor saw says nothing of what serves now
+            forget_choice(session, manifest.commit)
         raise CompatibilityError(
             f"{session.deployment.name} cannot be served as declared: {result.report.problem}",
             observed=describe.table(result.report),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 
 from spark_pipeline.errors import StateError
 from spark_pipeline.fleet.session import Session
@@ -51,9 +52,13 @@ def keep_choice(session: Session, choice: ImageChoice) -> None:
     store.write(session.state_dir / "choice.json", choice)
 
 
-def forget_choice(session: Session) -> None:
-    """What was decided holds no longer."""
-    (session.state_dir / "choice.json").unlink(missing_ok=True)
+def forget_choice(session: Session, commit: str) -> None:
+    """What was decided for this commit of the model holds no longer; a decision for another one stays."""
+    path = session.state_dir / "choice.json"
+    with suppress(StateError):  # one that cannot be read is followed by nobody
+        choice = store.read(path, ImageChoice)
+        if choice is not None and choice.commit == commit:
+            path.unlink(missing_ok=True)
 
 
 def read_choice(session: Session) -> ImageChoice:

@@ -24,6 +24,7 @@ from spark_pipeline.image.choice import declaration_hash, keep_choice, read_choi
 from spark_pipeline.image.strategy import Judged, Way
 from spark_pipeline.spec.deployment import Backend
 from spark_pipeline.spec.project import Project
+from spark_pipeline.weights.manifest import Manifest, ManifestFile
 from spark_pipeline.weights.model_facts import ModelFacts
 from spark_pipeline_tests.doubles import ScriptedConnection, ScriptedHost
 
@@ -199,7 +200,8 @@ def decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
     assert result.choice is not None
     work = replace(work, project=replace(work.project, root=tmp_path))
     keep_choice(work, result.choice)
-    monkeypatch.setattr(stage, "resolve_for_run", lambda *_: None)
+    manifest = Manifest(repo=MODEL.repo, commit=MODEL.commit, files=(ManifestFile(path="x", size_bytes=1, sha256="0"),))
+    monkeypatch.setattr(stage, "resolve_for_run", lambda *_: manifest)
     return work
 
 
@@ -221,11 +223,32 @@ def test_a_registry_that_is_down_does_not_undo_an_earlier_decision(
 def test_a_report_that_finds_no_way_undoes_an_earlier_decision(
     decided: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = decide(decided, MODEL, nodes(), [asked(1, OLD)], occupied=False)
-    monkeypatch.setattr(stage, "_look", lambda *_, **__: found)
-
-    with pytest.raises(CompatibilityError, match="no candidate image can serve the model"):
-        stage.ensure(decided)
+    find_no_way(decided, monkeypatch)
 
     with pytest.raises(StateError, match="no image was decided on"):
         read_choice(decided)
+
+
+def test_no_to_what_a_sensor_saw_says_nothing_of_what_serves_now(
+    decided: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_no_way(decided, monkeypatch, digest="sha256:" + "1" * 64)
+
+    assert read_choice(decided).commit == MODEL.commit
+
+
+def test_no_to_a_new_commit_leaves_the_decision_for_the_old_one(
+    decided: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_choice(decided, read_choice(decided).model_copy(update={"commit": "0" * 40}))
+
+    find_no_way(decided, monkeypatch)
+
+    assert read_choice(decided).commit == "0" * 40
+
+
+def find_no_way(work: Session, monkeypatch: pytest.MonkeyPatch, *, digest: str | None = None) -> None:
+    found = decide(work, MODEL, nodes(), [asked(1, OLD)], occupied=False)
+    monkeypatch.setattr(stage, "_look", lambda *_, **__: found)
+    with pytest.raises(CompatibilityError, match="no candidate image can serve the model"):
+        stage.ensure(work, digest=digest)
