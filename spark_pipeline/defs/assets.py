@@ -8,6 +8,8 @@ Not partitioned: Dagster plots numbers over time for unpartitioned assets only.
 """
 
 # No `from __future__ import annotations` here: Dagster reads the types of `config` from the functions themselves.
+from collections.abc import Iterator
+
 import dagster as dg
 
 from spark_pipeline.benchmark import stage as benchmark
@@ -17,7 +19,7 @@ from spark_pipeline.defs import metadata
 from spark_pipeline.defs.config import BenchmarkConfig, CompatibilityConfig, ImageConfig, WeightsConfig
 from spark_pipeline.defs.jobs import DASHBOARD_KEY, asset_key
 from spark_pipeline.defs.run import changing_fleet, failure
-from spark_pipeline.errors import SparkPipelineError
+from spark_pipeline.errors import SparkPipelineError, WeightsError
 from spark_pipeline.image import stage as image
 from spark_pipeline.serving import stage as serving
 from spark_pipeline.spec.deployment import Deployment
@@ -61,9 +63,17 @@ def deployment_assets(project: Project, deployment: Deployment) -> list[dg.Asset
         pool=f"weights_{fleet}",
         description=f"Files of {deployment.model.repo} at one commit, verified by sha256 on every node.",
     )
-    def model_weights(context: dg.AssetExecutionContext, config: WeightsConfig) -> dg.MaterializeResult:
+    def model_weights(
+        context: dg.AssetExecutionContext, config: WeightsConfig
+    ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
         with changing_fleet(context, project, name) as session:
-            return metadata.of_weights(weights.ensure(session, revision=config.revision, rehash=config.rehash))
+            try:
+                result = weights.ensure(session, revision=config.revision, rehash=config.rehash)
+            except WeightsError as error:
+                # Yielded and not logged: what a step has logged is lost when it then raises.
+                yield from metadata.of_failed_weights(error)
+                raise
+        yield metadata.of_weights(result)
 
     @dg.asset(
         key=asset_key(name, "vllm_image"),

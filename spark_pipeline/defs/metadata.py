@@ -16,12 +16,13 @@ from spark_pipeline.cluster.generation import Generation
 from spark_pipeline.cluster.stage import ClusterResult
 from spark_pipeline.compatibility.stage import CompatibilityResult
 from spark_pipeline.defs import rows
+from spark_pipeline.errors import NoRoomError, SparkPipelineError, VerificationError, WeightsError
 from spark_pipeline.fleet.host import shell_text
 from spark_pipeline.fleet.plan import StagePlan
 from spark_pipeline.fleet.progress import human_bytes, human_seconds
 from spark_pipeline.image.stage import ImageResult
 from spark_pipeline.serving.stage import ServingResult
-from spark_pipeline.weights.checks import Check, checks
+from spark_pipeline.weights.checks import COMPLETE, PROVEN, ROOM, Check, checks
 from spark_pipeline.weights.result import WeightsResult
 
 Value = str | int | float | None | dg.MetadataValue
@@ -76,6 +77,20 @@ def of_weights(result: WeightsResult) -> dg.MaterializeResult:
         **_told(result.plan),
     )
     return made._replace(check_results=[_check(check) for check in checks(result)])
+
+
+def of_failed_weights(error: WeightsError) -> list[dg.AssetCheckResult]:
+    """The check that does not hold, for which the stage failed. What the others would have said is not known then."""
+    match error:
+        case VerificationError():
+            name = PROVEN
+        case NoRoomError():
+            name = ROOM
+        case _ if error.node:  # its files could not be brought there
+            name = COMPLETE
+        case _:  # the hub did not say which files these are: no node was asked
+            return []
+    return [dg.AssetCheckResult(check_name=name, passed=False, description=str(error), metadata=of_error(error))]
 
 
 def of_image(result: ImageResult) -> dg.MaterializeResult:
@@ -157,6 +172,17 @@ def of_dashboard(page: Path) -> dg.MaterializeResult:
             "size_bytes": size,
         }
     )
+
+
+def of_error(error: SparkPipelineError) -> dict[str, dg.MetadataValue]:
+    """The parts of an error; those that it lacks are left out."""
+    parts = {
+        "error": dg.MetadataValue.text(type(error).__name__),
+        "node": dg.MetadataValue.text(error.node or ""),
+        "observed": dg.MetadataValue.md(f"```\n{error.observed}\n```" if error.observed else ""),
+        "remedy": dg.MetadataValue.md(error.remedy),
+    }
+    return {key: value for key, value in parts.items() if value.value}
 
 
 def table(found: Sequence[Mapping[str, object]]) -> dg.MetadataValue | None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import dagster as dg
 
+from spark_pipeline.defs.metadata import of_error
 from spark_pipeline.errors import SparkPipelineError
 from spark_pipeline.fleet.lease import hold
 from spark_pipeline.fleet.session import Session, open_session
@@ -43,15 +44,9 @@ def changing_fleet(context: dg.AssetExecutionContext, project: Project, deployme
 
 def failure(error: SparkPipelineError) -> dg.Failure:
     """Our error as Dagster shows it: the whole text as description, its parts as metadata."""
-    parts = {
-        "error": dg.MetadataValue.text(type(error).__name__),
-        "node": dg.MetadataValue.text(error.node or ""),
-        "observed": dg.MetadataValue.md(f"```\n{error.observed}\n```" if error.observed else ""),
-        "remedy": dg.MetadataValue.md(error.remedy),
-    }
     return dg.Failure(
         description=str(error),
-        metadata={key: value for key, value in parts.items() if value.value},
+        metadata=of_error(error),
         allow_retries=False,
     )
 
