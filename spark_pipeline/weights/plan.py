@@ -93,6 +93,7 @@ def plan(manifest: Manifest, directory: str, reports: Mapping[str, Report]) -> W
 
 
 def _plan_node(manifest: Manifest, name: str, report: Report) -> NodePlan:
+    unproven = set(report.unproven)
     wrong = {bad.path for bad in report.bad}
     parts = {file.path: file.part_bytes for file in report.absent}
     lacking = [file for file in manifest.wanted if file.path in parts or file.path in wrong]
@@ -101,7 +102,7 @@ def _plan_node(manifest: Manifest, name: str, report: Report) -> NodePlan:
     bring_bytes = sum(file.size_bytes - parts.get(file.path, 0) for file in bring)
     return NodePlan(
         node=name,
-        prove=tuple(file for file in manifest.wanted if file.path in set(report.unproven)),
+        prove=tuple(file for file in manifest.wanted if file.path in unproven),
         before_restart=report.before_restart,
         replace=report.bad,
         link=tuple((file, linkable[file.path]) for file in lacking if file.path in linkable),
@@ -151,8 +152,9 @@ def _reasons(node: NodePlan, *, is_head: bool) -> list[str]:
     if not node.changes:
         return [f"{node.node}: every file is there, proven and unchanged since"]
     reasons: list[str] = []
-    again = [file for file in node.prove if file.path in set(node.before_restart)]
-    changed = [file for file in node.prove if file not in again]
+    before_restart = set(node.before_restart)
+    again = [file for file in node.prove if file.path in before_restart]
+    changed = [file for file in node.prove if file.path not in before_restart]
     if again:
         what = f"{_files(again)} ({_size(again)}) there"
         reasons.append(f"{node.node}: {what}, but {node.node} was restarted since they were proven: read")

@@ -63,8 +63,11 @@ def streams(files: Sequence[WantedFile]) -> tuple[tuple[WantedFile, ...], ...]:
     """The files in at most STREAMS shares of about the same size: the largest first, each to the smallest share."""
     count = 1 if sum(file.size_bytes for file in files) < SMALL_BYTES else min(STREAMS, len(files))
     shares: list[list[WantedFile]] = [[] for _ in range(count)]
+    sizes = [0] * count
     for file in sorted(files, key=lambda file: -file.size_bytes):
-        min(shares, key=lambda share: sum(one.size_bytes for one in share)).append(file)
+        smallest = sizes.index(min(sizes))
+        shares[smallest].append(file)
+        sizes[smallest] += file.size_bytes
     return tuple(tuple(share) for share in shares)
 
 

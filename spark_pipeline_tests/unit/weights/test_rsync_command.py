@@ -65,6 +65,21 @@ def test_much_travels_in_streams_of_about_the_same_size():
     assert max(sizes) - min(sizes) <= SMALL_BYTES + 9
 
 
+def test_each_file_is_looked_at_a_few_times_however_many_there_are():
+    looks: list[int] = []
+
+    class CountedFile(WantedFile):
+        def __getattribute__(self, name: str) -> object:
+            looks.append(1)
+            return super().__getattribute__(name)
+
+    files = [CountedFile(str(number), SMALL_BYTES, "sha256", "0" * 64) for number in range(300)]
+    looks.clear()
+
+    assert [len(share) for share in streams(files)] == [75, 75, 75, 75]
+    assert len(looks) < 10 * 300
+
+
 def test_one_large_file_is_one_stream():
     assert streams([_file("a", 10 * SMALL_BYTES)]) == ((_file("a", 10 * SMALL_BYTES),),)
 

@@ -10,7 +10,7 @@ import pytest
 from spark_pipeline.errors import WeightsError
 from spark_pipeline.spec.project import Project
 from spark_pipeline.weights.node.messages import AbsentFile, BadFile, Report
-from spark_pipeline.weights.plan import plan
+from spark_pipeline.weights.plan import WeightsPlan, plan
 from spark_pipeline.weights.stage import printable
 
 FILES = {"config.json": b"x" * 10, "model-1.bin": b"x" * 5_000_000, "model-2.bin": b"x" * 3_000_000}
@@ -122,6 +122,34 @@ def test_a_directory_of_somebody_else_matters_only_when_something_must_be_writte
     with pytest.raises(WeightsError) as caught:
         plan(manifest, DIRECTORY, {"head": replace(NOTHING, unwritable=foreign)})
     assert caught.value.observed == foreign
+
+
+class CountedPath(str):
+    """A path that counts how often one of its kind is looked up or compared."""
+
+    __slots__ = ()
+    uses = 0
+
+    def __hash__(self) -> int:
+        CountedPath.uses += 1
+        return super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        CountedPath.uses += 1
+        return super().__eq__(other)
+
+
+def test_the_work_grows_with_the_number_of_files_not_with_its_square(manifest_of, monkeypatch):
+    monkeypatch.setattr(CountedPath, "uses", 0)
+    manifest = manifest_of({f"{number:03}.bin": b"x" for number in range(300)})
+    paths = tuple(CountedPath(file.path) for file in manifest.files)
+
+    planned = plan(manifest, DIRECTORY, {"head": Report(unproven=paths, before_restart=paths[::2])})
+    prove = tuple(replace(file, path=path) for file, path in zip(planned.head.prove, paths, strict=True))
+    reasons = WeightsPlan(manifest, DIRECTORY, (replace(planned.head, prove=prove),)).reasons()
+
+    assert [reason.partition(" (")[0] for reason in reasons[1:]] == ["head: 150 files", "head: 150 files"]
+    assert CountedPath.uses < 20 * 300
 
 
 def test_the_commands_for_the_two_declared_sparks(manifest_of):
