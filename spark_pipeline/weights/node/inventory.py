@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,9 +62,24 @@ def _revisions(weights_dir: Path) -> Iterator[Path]:
 
 def _measure(directory: Path) -> tuple[int, int, int]:
     """Files that belong to the model; bytes of everything there (parts and files set aside take room too), and how many
-    of these bytes have another name as well."""
-    found = [path for path in directory.rglob("*") if path.is_file() and not path.is_symlink()]
-    own = [path for path in found if path.is_relative_to(directory / STATE_DIRECTORY)]
-    sizes = [(status.st_blocks * 512, status.st_nlink) for status in map(os.stat, found)]
-    shared_bytes = sum(size_bytes for size_bytes, names in sizes if names > 1)
-    return len(found) - len(own), sum(size_bytes for size_bytes, _ in sizes), shared_bytes
+    of these bytes have a name outside as well. A file under several names here has its bytes once.
+
+    A run may be at work: what is gone by the time it is looked at is passed over (os.walk does the same)."""
+    files = 0
+    names: Counter[tuple[int, int]] = Counter()
+    found: dict[tuple[int, int], os.stat_result] = {}
+    for folder, _, entries in os.walk(directory):
+        is_own = Path(folder).is_relative_to(directory / STATE_DIRECTORY)
+        for entry in entries:
+            try:
+                status = os.lstat(Path(folder, entry))
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                inode = (status.st_dev, status.st_ino)
+                files += not is_own
+                names[inode] += 1
+                found[inode] = status
+    size_bytes = {inode: status.st_blocks * 512 for inode, status in found.items()}
+    shared_bytes = sum(size_bytes[inode] for inode, status in found.items() if status.st_nlink > names[inode])
+    return files, sum(size_bytes.values()), shared_bytes

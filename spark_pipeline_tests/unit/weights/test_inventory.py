@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from spark_pipeline.errors import NoRoomError, StateError, WeightsError
 from spark_pipeline.fleet.session import Session, open_session
 from spark_pipeline.weights import inventory, stage
 from spark_pipeline.weights.inventory import Revision, list_revisions, prune
+from spark_pipeline.weights.node.inventory import inventory as inventory_of
 from spark_pipeline_tests.unit.weights.conftest import local_project
 
 SAME = os.urandom(20_000)
@@ -61,6 +63,37 @@ def test_what_a_revision_shares_with_another_is_not_counted_as_freed(session: Se
     assert 30_000 <= old.frees_bytes < 50_000
     prune(session.fleet, session.connection, [old], print)
     assert revisions(session)[True].shared_bytes == 0
+
+
+def test_a_file_under_several_names_in_one_revision_counts_once_and_goes_with_it(session: Session) -> None:
+    before = revisions(session)[False]
+    place = directory(session, before)
+    for name in ("one.bin", "two.bin"):
+        (place / name).hardlink_to(place / "model-1.bin")
+    after = revisions(session)[False]
+    assert after.files == before.files + 2
+    assert (after.size_bytes, after.shared_bytes) == (before.size_bytes, before.shared_bytes)
+
+
+def test_files_that_come_and_go_while_they_are_counted_hinder_nobody(session: Session) -> None:
+    part = directory(session, revisions(session)[True]) / ".spark_pipeline" / "part"
+    part.mkdir(exist_ok=True)
+    ended = threading.Event()
+
+    def download() -> None:
+        while not ended.is_set():
+            (part / "model-1.bin").touch()
+            (part / "model-1.bin").rename(part / "done")
+            (part / "done").unlink()
+
+    at_work = threading.Thread(target=download)
+    at_work.start()
+    try:
+        found = [inventory_of(Path(session.fleet.weights_dir)) for _ in range(200)]
+    finally:
+        ended.set()
+        at_work.join()
+    assert {len(one.revisions) for one in found} == {2}
 
 
 def test_what_nobody_needs_goes_and_the_rest_stays(session: Session) -> None:
