@@ -38,14 +38,15 @@ def list_weights(fleet: str, as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Remove; without it, only show what would go.")
 @as_json
 def prune_weights(fleet: str, yes: bool, as_json: bool) -> None:
-    """Remove the revisions that nobody needs: no deployment has, serves or served well last, and no container has."""
+    """Remove the revisions that nobody needs: no deployment has, resolved, serves or served well last, and no container
+    has."""
     project = Project.load()
     declared = project.fleet(fleet)
     owner = f"{getpass.getuser()}@{socket.gethostname()}, spark-pipeline weights prune"
     with FleetConnection(declared, project.known_hosts) as connection:
         head = connection.host(declared.head.name)
-        with hold(head, fleet=fleet, owner=owner, run_id=run_id(), progress=say) if yes else nullcontext():
+        with hold(head, fleet=fleet, owner=owner, run_id=run_id(), progress=say) if yes else nullcontext() as lease:
             spare = [one for one in list_revisions(project, declared, connection) if not one.needed_by]
-            if yes:
-                prune(declared, connection, spare, say)
+            if lease:
+                prune(declared, connection, spare, say, lease.check)
     click.echo(text.as_json(spare) if as_json else text.of_spare(spare, removed=yes))

@@ -25,6 +25,7 @@ def download(session: Session, manifest: Manifest, planned: NodePlan) -> Proof:
         VerificationError: the hub sent wrong bytes twice.
         WeightsError: no room, or no right to write.
     """
+    session.guard()
     started = time.monotonic()
     hub = Hub.of(session.deployment.model)
     head = session.head

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -15,6 +15,7 @@ from spark_pipeline.fleet.progress import Progress, human_bytes
 from spark_pipeline.spec import store
 from spark_pipeline.spec.fleet import Fleet
 from spark_pipeline.spec.project import Project
+from spark_pipeline.weights.manifest import read_manifest
 from spark_pipeline.weights.node.messages import Inventory
 from spark_pipeline.weights.node_program import ask_inventory, remove_revision
 from spark_pipeline.weights.record import WeightsRecord
@@ -63,21 +64,30 @@ class Revision:
         return self.size_bytes - self.shared_bytes
 
 
-def list_revisions(project: Project, fleet: Fleet, connection: FleetConnection) -> tuple[Revision, ...]:
-    """Everything that lies below weights_dir on every node of the fleet. Changes nothing."""
-    recorded = _recorded_needs(project, fleet)
+def list_revisions(
+    project: Project, fleet: Fleet, connection: FleetConnection, nodes: Sequence[str] | None = None
+) -> tuple[Revision, ...]:
+    """Everything that lies below weights_dir on these nodes of the fleet; default: on all. Changes nothing."""
+    recorded = _recorded_needs(project)
 
     def look(host: Host) -> tuple[Revision, ...]:
         return tuple(_with_needs(host, ask_inventory(host, fleet.weights_dir), recorded))
 
-    found = connection.each([node.name for node in fleet.nodes], look)
+    found = connection.each([node.name for node in fleet.nodes] if nodes is None else nodes, look)
     return tuple(revision for revisions in found.values() for revision in revisions)
 
 
 def prune(
-    fleet: Fleet, connection: FleetConnection, unneeded: Sequence[Revision], progress: Progress
+    fleet: Fleet,
+    connection: FleetConnection,
+    unneeded: Sequence[Revision],
+    progress: Progress,
+    guard: Callable[[], None] = lambda: None,
 ) -> tuple[Revision, ...]:
     """Remove revisions, all nodes at once. The caller holds the fleet's lease and has just listed them.
+
+    Args:
+        guard: called before each removal; see Session.
 
     Raises:
         ValueError: one of them is needed.
@@ -91,6 +101,7 @@ def prune(
 
     def work(host: Host) -> None:
         for revision in by_node[host.name]:
+            guard()
             remove_revision(host, fleet.weights_dir, revision.repo, revision.commit)
             progress(
                 f"[{host.name}] removed {revision.repo} at {revision.commit[:12]}: {human_bytes(revision.frees_bytes)}"
@@ -128,16 +139,15 @@ def _mounted(host: Host) -> dict[str, str]:
     return {container.labels.get(_REVISION_LABEL, ""): f"container {container.name}" for container in found}
 
 
-def _recorded_needs(project: Project, fleet: Fleet) -> dict[tuple[str, str], tuple[str, ...]]:
-    """What the deployments of this fleet have, serve, or served well last, by (repository, commit)."""
+def _recorded_needs(project: Project) -> dict[tuple[str, str], tuple[str, ...]]:
+    """What the deployments have, serve, served well last, or are about to have, by (repository, commit). Those of
+    every fleet: two fleets may be declared over the same machines."""
     needs: dict[tuple[str, str], tuple[str, ...]] = {}
 
     def need(repo: str, commit: str, why: str) -> None:
         needs[repo, commit] = (*needs.get((repo, commit), ()), why)
 
     for deployment in project.deployments.values():
-        if deployment.fleet != fleet.name:
-            continue
         state = project.state_dir(deployment.name)
         if record := store.read(state / "weights.json", WeightsRecord):
             need(record.repo, record.commit, f"{deployment.name}: brought here last")
@@ -153,4 +163,8 @@ def _recorded_needs(project: Project, fleet: Fleet) -> dict[tuple[str, str], tup
                     remedy=f"move {state / name} away if that deployment is not to be kept",
                 ) from error
             need(served.repo, served.commit, f"{deployment.name}: {what}")
+        # What a run was bringing when it ended: the record above is written at the end, the manifest at the start.
+        manifest = read_manifest(state)
+        if manifest and (manifest.repo, manifest.commit) not in needs:
+            need(manifest.repo, manifest.commit, f"{deployment.name}: resolved last")
     return needs

@@ -45,6 +45,10 @@ class NodePlan:
     def changes(self) -> bool:
         return bool(self.prove or self.replace or self.link or self.bring or self.seal)
 
+    @property
+    def has_room(self) -> bool:
+        return self.needed_bytes <= self.free_bytes
+
 
 @dataclass(frozen=True)
 class WeightsPlan:
@@ -92,6 +96,11 @@ def plan(manifest: Manifest, directory: str, reports: Mapping[str, Report]) -> W
     return planned
 
 
+def without_room(manifest: Manifest, reports: Mapping[str, Report]) -> tuple[str, ...]:
+    """The nodes for which `plan` raises NoRoomError."""
+    return tuple(name for name, report in reports.items() if not _plan_node(manifest, name, report).has_room)
+
+
 def _plan_node(manifest: Manifest, name: str, report: Report) -> NodePlan:
     unproven = set(report.unproven)
     wrong = {bad.path for bad in report.bad}
@@ -132,7 +141,7 @@ def _refuse_obstacles(node: NodePlan, report: Report, directory: str) -> None:
 
 
 def _refuse_lack_of_room(planned: WeightsPlan) -> None:
-    short = [node for node in planned.nodes if node.needed_bytes > node.free_bytes]
+    short = [node for node in planned.nodes if not node.has_room]
     if not short:
         return
     lines = [

@@ -71,6 +71,7 @@ def replicate(
         WeightsError: a copy did not get through.
         MachineError: a node could not be asked, or the fabric does not carry it.
     """
+    session.guard()
     by_name = {node.node: node for node in planned}
     counter = _Counter(str(session.fleet.head.fabric), secrets.token_urlsafe(32))
     taken = places()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 
-from spark_pipeline.errors import NoRoomError, VerificationError
+from spark_pipeline.errors import NoRoomError, SparkPipelineError, VerificationError
 from spark_pipeline.fleet.plan import Command, StagePlan
 from spark_pipeline.fleet.progress import human_bytes, human_seconds
 from spark_pipeline.fleet.session import Session
@@ -16,7 +17,7 @@ from spark_pipeline.weights.hub import Hub
 from spark_pipeline.weights.inventory import list_revisions
 from spark_pipeline.weights.manifest import Manifest
 from spark_pipeline.weights.node.messages import Report
-from spark_pipeline.weights.plan import WeightsPlan
+from spark_pipeline.weights.plan import WeightsPlan, without_room
 from spark_pipeline.weights.plan import plan as decide
 from spark_pipeline.weights.record import WeightsRecord, record_path
 from spark_pipeline.weights.replicate import replicate
@@ -52,7 +53,7 @@ def ensure(session: Session, *, revision: str | None = None, rehash: bool = Fals
         WeightsError: no room, no right to write, something in the way.
         MachineError: and its children, from the nodes.
     """
-    model = session.deployment.model
+    hub = Hub.of(session.deployment.model)
     manifest = resolve_for_run(session, revision)
     reports = observe(session, manifest, rehash=rehash)
     planned = _decide(session, manifest, reports)
@@ -66,7 +67,7 @@ def ensure(session: Session, *, revision: str | None = None, rehash: bool = Fals
         record=_record(session, manifest, fresh=planned.changes),
         changed=planned.changes,
         plan=found,
-        page_url=Hub.of(model).page_url(manifest.repo, manifest.commit),
+        page_url=hub.page_url(manifest.repo, manifest.commit),
         nodes=tuple(results.values()),
         manifest=manifest,
         reports=reports,
@@ -74,19 +75,31 @@ def ensure(session: Session, *, revision: str | None = None, rehash: bool = Fals
 
 
 def _decide(session: Session, manifest: Manifest, reports: Mapping[str, Report]) -> WeightsPlan:
-    """The plan; where it does not fit, the error also says what could go."""
+    """The plan; where it does not fit, the error also says what could go, as far as that can be found out."""
     try:
         return decide(manifest, _directory(session, manifest), reports)
     except NoRoomError as error:
-        spare = [one for one in list_revisions(session.project, session.fleet, session.connection) if not one.needed_by]
-        if spare:
-            error.remedy = "\n".join(
-                [
-                    f"spark-pipeline weights prune {session.fleet.name} removes what no deployment needs:",
-                    *(f"{one.node}: {one.repo} at {one.commit[:12]}, {human_bytes(one.frees_bytes)}" for one in spare),
-                ]
-            )
+        with suppress(SparkPipelineError):
+            error.remedy = _what_could_go(session, manifest, without_room(manifest, reports)) or error.remedy
         raise
+
+
+def _what_could_go(session: Session, manifest: Manifest, nodes: Sequence[str]) -> str:
+    """What `weights prune` would remove on these nodes; '' where that is nothing.
+
+    Raises:
+        StateError, MachineError: who needs what cannot be found out.
+    """
+    found = list_revisions(session.project, session.fleet, session.connection, nodes)
+    spare = [one for one in found if not one.needed_by and (one.repo, one.commit) != (manifest.repo, manifest.commit)]
+    if not spare:
+        return ""
+    return "\n".join(
+        [
+            f"spark-pipeline weights prune {session.fleet.name} --yes removes what no deployment needs:",
+            *(f"{one.node}: {one.repo} at {one.commit[:12]}, {human_bytes(one.frees_bytes)}" for one in spare),
+        ]
+    )
 
 
 def printable(planned: WeightsPlan) -> StagePlan:
@@ -108,7 +121,7 @@ def _apply(
     def learn(proofs: Mapping[str, Proof]) -> WeightsPlan:
         add({name: proof.result for name, proof in proofs.items()})
         reports.update({name: proof.report for name, proof in proofs.items()})
-        return decide(manifest, planned.directory, reports)
+        return _decide(session, manifest, reports)
 
     planned = learn(prove(session, manifest, [node for node in planned.nodes if node.changes], rehash=rehash))
     if planned.head.bring:

@@ -27,6 +27,7 @@ def observe(session: Session, manifest: Manifest, *, rehash: bool = False) -> di
 
 def prove(session: Session, manifest: Manifest, nodes: Sequence[NodePlan], *, rehash: bool = False) -> dict[str, Proof]:
     """Digest what is not proven on these nodes, with all their cores, all nodes at once; what is wrong is set aside."""
+    session.guard()
     by_name = {node.node: node for node in nodes}
     asked = request("verify", manifest, session.fleet.weights_dir, rehash=rehash)
 
@@ -44,6 +45,7 @@ def prove(session: Session, manifest: Manifest, nodes: Sequence[NodePlan], *, re
 
 def seal(session: Session, manifest: Manifest, names: Sequence[str]) -> dict[str, Report]:
     """Write the marker on these nodes: every file proven, index and shards agree. Raises VerificationError."""
+    session.guard()
     asked = request("seal", manifest, session.fleet.weights_dir)
     return session.connection.each(names, lambda host: call(host, asked, progress=session.progress))
 

@@ -8,15 +8,30 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from spark_pipeline.errors import NoRoomError, StateError, WeightsError
+from spark_pipeline.errors import (
+    DockerUnavailableError,
+    HubError,
+    LeaseHeldError,
+    NoRoomError,
+    StateError,
+    WeightsError,
+)
+from spark_pipeline.fleet.connection import FleetConnection
+from spark_pipeline.fleet.host import Host
 from spark_pipeline.fleet.session import Session, open_session
+from spark_pipeline.lab.hub_faults import Fault
+from spark_pipeline.spec.fleet import Ssh
 from spark_pipeline.weights import inventory, stage
 from spark_pipeline.weights.inventory import Revision, list_revisions, prune
+from spark_pipeline.weights.manifest import Manifest
 from spark_pipeline.weights.node.inventory import inventory as inventory_of
+from spark_pipeline.weights.node.messages import AbsentFile, Report
 from spark_pipeline_tests.unit.weights.conftest import local_project
 
 SAME = os.urandom(20_000)
@@ -122,6 +137,35 @@ def test_what_a_container_was_made_for_stays(session: Session, monkeypatch: pyte
     assert {one.commit: one.needed_by for one in found}[old.commit] == ("container sp-other-g1-r0",)
 
 
+def test_what_a_run_was_bringing_when_it_ended_early_stays(hub, session: Session) -> None:
+    manifest = hub.publish({**NEW, "model-2.bin": os.urandom(10_000)})
+    hub.fault(Fault(kind="gated", path="model-2.bin"))
+    with pytest.raises(HubError):
+        stage.ensure(session)
+    found = {one.commit: one for one in list_revisions(session.project, session.fleet, session.connection)}
+    assert not found[manifest.commit].complete
+    assert found[manifest.commit].needed_by == ("one: resolved last",)
+
+
+def test_what_a_deployment_of_another_fleet_over_the_same_machine_needs_stays(session: Session) -> None:
+    there = session.fleet.model_copy(update={"name": "there"})
+    project = replace(session.project, fleets={**session.project.fleets, "there": there})
+    with FleetConnection(there, project.known_hosts) as connection:
+        found = list_revisions(project, there, connection)
+    assert revisions(session)[True].commit in {one.commit for one in found if one.needed_by}
+
+
+def test_a_lease_that_was_lost_ends_the_removal(session: Session) -> None:
+    old = revisions(session)[False]
+
+    def guard() -> None:
+        raise LeaseHeldError("the lease of fleet here was lost")
+
+    with pytest.raises(LeaseHeldError):
+        prune(session.fleet, session.connection, [old], print, guard)
+    assert directory(session, old).exists()
+
+
 def test_a_record_that_cannot_be_read_makes_nothing_unneeded(session: Session) -> None:
     (session.state_dir / "last_good.json").write_text("{}")
     with pytest.raises(StateError, match="nothing can be called unneeded"):
@@ -158,14 +202,41 @@ def test_a_removal_that_was_interrupted_is_finished_by_the_next(session: Session
 
 def test_without_room_it_is_said_what_could_go(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     old = revisions(session)[False]
+    error = no_room(session, monkeypatch)
+    assert "spark-pipeline weights prune here" in error.remedy
+    assert f"head: {old.repo} at {old.commit[:12]}" in error.remedy
 
-    def decide(*_: object) -> None:
-        raise NoRoomError(
-            "lab/x does not fit", observed="head: needs 2 GB, free 1 GB, missing 1 GB", remedy="free some"
-        )
 
-    monkeypatch.setattr(stage, "decide", decide)
+def test_without_room_that_is_what_is_said_though_docker_does_not_answer(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unavailable(_: Host) -> dict[str, str]:
+        raise DockerUnavailableError("Docker does not run", node="head")
+
+    monkeypatch.setattr(inventory, "_mounted", unavailable)
+    error = no_room(session, monkeypatch)
+    assert error.what == "lab/weights does not fit"
+    assert "free some room" in error.remedy
+
+
+def test_only_the_nodes_without_room_are_asked_what_could_go(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    off = session.fleet.head.model_copy(update={"name": "off", "local": False, "ssh": Ssh(host="127.0.0.9", user="x")})
+    fleet = session.fleet.model_copy(update={"nodes": (*session.fleet.nodes, off)})
+    project = replace(session.project, fleets={"here": fleet})
+    with FleetConnection(fleet, project.known_hosts) as connection:
+        error = no_room(replace(session, project=project, connection=connection), monkeypatch)
+    assert "spark-pipeline weights prune here" in error.remedy
+
+
+def no_room(session: Session, monkeypatch: pytest.MonkeyPatch) -> NoRoomError:
+    """What is said when the head lacks everything and has room for nothing; any other node has all and room."""
+
+    def observe(_: Session, manifest: Manifest, **__: Any) -> dict[str, Report]:
+        absent = tuple(AbsentFile(file.path, 0) for file in manifest.files)
+        full = {node.name: Report(free_bytes=10**12, sealed=manifest.sha256) for node in session.fleet.nodes}
+        return {**full, "head": Report(free_bytes=0, absent=absent)}
+
+    monkeypatch.setattr(stage, "observe", observe)
     with pytest.raises(NoRoomError) as caught:
         stage.plan(session)
-    assert "spark-pipeline weights prune here" in caught.value.remedy
-    assert f"head: {old.repo} at {old.commit[:12]}" in caught.value.remedy
+    return caught.value

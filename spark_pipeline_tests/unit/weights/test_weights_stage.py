@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from spark_pipeline.errors import HubError, RevisionNotFoundError, StateError
+from spark_pipeline.errors import HubError, LeaseHeldError, RevisionNotFoundError, StateError
 from spark_pipeline.fleet.session import Session, open_session
 from spark_pipeline.lab.hub_faults import Fault
 from spark_pipeline.weights import hub as hub_module
@@ -86,6 +87,27 @@ def test_the_exact_commit_wins_over_the_declared_branch_and_needs_no_hub_once_kn
     hub.forget()
     assert not stage.ensure(session, revision=moved.record.commit).changed
     assert hub.log() == []
+
+
+@pytest.mark.parametrize(("checks", "done"), [(0, ""), (1, "state"), (2, "files"), (3, "marker")])
+def test_a_lost_lease_ends_the_run_before_its_next_change(session, hub, tmp_path, checks, done):
+    left = iter(range(checks))
+
+    def guard() -> None:
+        if next(left, None) is None:
+            raise LeaseHeldError("the lease of fleet here was lost")
+
+    with pytest.raises(LeaseHeldError) if checks < 3 else nullcontext():
+        stage.ensure(replace(session, guard=guard))
+
+    models = tmp_path / "models"
+    found = {
+        "state": any(models.rglob(".spark_pipeline")),
+        "files": any(models.rglob("model-1.bin")),
+        "marker": any(models.rglob("complete.json")),
+    }
+    expected = list(found)[: list(found).index(done) + 1] if done else []
+    assert [name for name, is_there in found.items() if is_there] == expected
 
 
 def test_a_wrong_file_is_repaired_alone(session, hub):
