@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from spark_pipeline.errors import HubError, RevisionNotFoundError
+from spark_pipeline.errors import HubError, RevisionNotFoundError, WeightsError
 from spark_pipeline.spec.deployment import Model
 
 TIMEOUT_SECONDS = 20.0
@@ -31,10 +32,11 @@ class Hub:
 
     @classmethod
     def of(cls, model: Model) -> Hub:
+        """The hub of a model. Raises WeightsError where HF_TOKEN holds what cannot be a token."""
         from huggingface_hub import constants  # HF_ENDPOINT, or the public hub
 
         endpoint = (model.hub_url or constants.ENDPOINT).rstrip("/")
-        token = os.environ.get("HF_TOKEN", "").strip()
+        token = _token()
         if token and not _may_have_a_token(endpoint):
             return cls(endpoint, is_token_withheld=True)
         return cls(endpoint, token)
@@ -55,6 +57,18 @@ class Hub:
     def page_url(self, repo: str, commit: str) -> str:
         """Where a person looks at the revision."""
         return f"{self.endpoint}/{repo}/tree/{commit}"
+
+
+def _token() -> str:
+    """HF_TOKEN. What no header may hold is refused here: HTTP libraries quote such a token in their errors."""
+    token = os.environ.get("HF_TOKEN", "").strip()
+    if token and not re.fullmatch(r"[!-~]+", token):
+        raise WeightsError(
+            "HF_TOKEN holds what cannot be a token",
+            observed=f"{len(token)} characters, among them a blank, a line break or one beyond ASCII (not shown here)",
+            remedy="set HF_TOKEN to the token alone: one word that begins with hf_, without quotes or a second line",
+        )
+    return token
 
 
 def _may_have_a_token(endpoint: str) -> bool:

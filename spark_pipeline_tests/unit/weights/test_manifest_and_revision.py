@@ -102,6 +102,27 @@ def test_the_token_comes_from_the_environment_and_shows_nowhere(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "token", ["hf_secret\nhf_other", "hf_secret hf_other", "\u201chf_secret\u201d", "hf_secret\x7f"]
+)
+def test_what_cannot_be_a_token_is_refused_before_a_library_quotes_it(hub, monkeypatch, tmp_path, token):
+    hub.publish(FILES)
+    hub.forget()
+    monkeypatch.setenv("HF_TOKEN", token)
+
+    with pytest.raises(WeightsError, match="HF_TOKEN holds what cannot be a token") as caught:
+        resolve(Model(repo=hub.repo, hub_url=hub.url), "main", tmp_path)
+
+    assert "secret" not in str(caught.value)
+    assert "the token alone" in caught.value.remedy
+    assert hub.log() == []
+
+
+def test_white_space_around_a_token_is_nobodys_fault(monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", " hf_secret\n")
+    assert Hub.of(Model(repo="a/b", hub_url="http://127.0.0.1:9")).token == "hf_secret"
+
+
+@pytest.mark.parametrize(
     ("url", "named", "shown"),
     [
         ("https://hub.example", "", True),
