@@ -14,10 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from spark_pipeline.cli import main
 from spark_pipeline.errors import (
     HubError,
     LoginRefusedError,
+    NoRoomError,
     RevisionNotFoundError,
     SparkPipelineError,
     StateError,
@@ -29,12 +32,29 @@ from spark_pipeline.fleet.session import open_session
 from spark_pipeline.lab.hub_faults import Fault
 from spark_pipeline.lab.lab import Lab
 from spark_pipeline.weights import rsync
+from spark_pipeline.weights.download import download
+from spark_pipeline.weights.plan import plan
 from spark_pipeline.weights.record import read_record
+from spark_pipeline.weights.replicate import replicate
+from spark_pipeline.weights.resolution import resolve_for_run
 from spark_pipeline.weights.result import WeightsResult
-from spark_pipeline_tests.lab.weights_bench import BOTH, FILES, REPO, Bench, bench_on, expected, size, wait_for
+from spark_pipeline.weights.verify import observe, prove, seal
+from spark_pipeline_tests.lab.weights_bench import (
+    BOTH,
+    FILES,
+    REPO,
+    Bench,
+    bench_on,
+    expected,
+    safetensors,
+    size,
+    wait_for,
+)
 
 pytestmark = pytest.mark.lab
 
+TENSOR_BYTES = sum(len(content) for path, content in FILES.items() if path.endswith(".safetensors"))
+LAST_PAGES_BYTES = 128 * 1024  # what the kernel has read ahead or still holds while it sends it; TENSOR_BYTES are 5 MB
 AWKWARD = ["a b.bin", "$(touch pwned).bin", "'q\".bin", "-rf.bin", "#c.bin", "sub dir/é%20?.bin", ";x"]
 
 
@@ -250,10 +270,39 @@ def test_a_small_disk_on_the_peer_is_found_before_the_first_byte(bench: Bench) -
 
     assert caught.value.node == "peer"
     assert re.search(r"needs 5\.\d MB, free 2\.\d MB, missing \d\.\d MB", caught.value.observed)
+    assert f"free some room on the disk of {bench.weights_dir}/" in caught.value.remedy  # nothing of ours could go
     assert bench.fetched() == []
     bench.on("peer", 'umount "$1" && chown spark "$1"', bench.weights_dir)
     bench.assert_proven(bench.ensure())
     assert bench.sent_bytes() == size(FILES)
+
+
+def test_on_a_small_disk_it_is_said_what_could_go_and_once_it_went_the_rest_fits(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.small_disk("peer", "8m")
+    spare = bench.publish({"model-1.safetensors": safetensors(1_500_000, seed=7)})
+    bench.ensure()
+    bench.publish(FILES)
+    bench.ensure()
+    bench.publish({"model-1.safetensors": safetensors(3_000_000, seed=8)})
+    bench.forget()
+
+    with pytest.raises(NoRoomError) as caught:
+        bench.ensure()
+
+    assert caught.value.node == "peer"
+    assert bench.fetched() == []
+    command, *could_go = caught.value.remedy.splitlines()
+    assert could_go == [f"peer: {REPO} at {spare[:12]}, 1.5 MB"]
+    words = command.partition(" removes ")[0].split()
+    assert words == ["spark-pipeline", "weights", "prune", "weights_lab", "--yes"]
+    monkeypatch.setenv("SPARK_PIPELINE_ROOT", str(bench.project.root))
+    pruned = CliRunner().invoke(main, words[1:])
+    assert pruned.exit_code == 0, pruned.output
+    result = bench.ensure()
+    assert spare not in bench.on("peer", 'ls "$1"', f"{bench.weights_dir}/{REPO}")
+    assert result.nodes[1].copied_bytes == result.record.size_bytes == bench.sent_bytes()
 
 
 def test_a_disk_that_fills_up_in_the_middle_is_named_and_the_next_run_goes_on(bench: Bench) -> None:
@@ -274,11 +323,17 @@ def test_a_disk_that_fills_up_in_the_middle_is_named_and_the_next_run_goes_on(be
     thread.join(60)
     assert "No space left" in failed[0].observed
     bench.on("head", 'rm "$1/other"', bench.weights_dir)
+    kept = bench.part_bytes()
     bench.fault()
+    bench.forget()
 
     record = bench.ensure().record
 
-    assert bench.sent_bytes() < size(FILES) + 2_000_000
+    (resumed,) = bench.resumed("")
+    assert resumed["path"].endswith("/model-1.safetensors")
+    assert resumed["range"] == f"bytes={kept}-"
+    assert resumed["sent_bytes"] == len(FILES["model-1.safetensors"]) - kept
+    assert bench.fetched("model-2.safetensors") == []
     assert bench.digests("head", record.directory) == expected(FILES)
 
 
@@ -373,6 +428,41 @@ def test_where_both_ways_are_closed_both_are_named(bench: Bench) -> None:
     bench.forget()
     assert bench.digests("peer", bench.ensure().record.directory) == expected(FILES)
     assert bench.fetched() == []
+
+
+def test_no_step_leaves_the_model_in_a_nodes_page_cache(bench: Bench) -> None:
+    bench.publish(FILES)
+    with open_session(bench.project, "model", progress=print, run_id="r") as session:
+        manifest = resolve_for_run(session)
+        directory = f"{bench.weights_dir}/{REPO}/{manifest.commit}"
+        reports = observe(session, manifest)
+
+        def cached(*nodes: str) -> list[int]:
+            return [bench.cached_bytes(node, directory) for node in nodes]
+
+        proof = download(session, manifest, plan(manifest, directory, reports).head)
+        assert max(cached("head")) <= LAST_PAGES_BYTES
+
+        reports["head"] = proof.report
+        replicate(session, manifest, plan(manifest, directory, reports).peers, reports)
+        assert max(cached("peer")) <= LAST_PAGES_BYTES
+        seal(session, manifest, BOTH)
+        assert max(cached(*BOTH)) <= LAST_PAGES_BYTES
+
+        for node in BOTH:
+            bench.on(node, 'cat "$1"/*.safetensors >/dev/null', directory)
+        assert min(cached(*BOTH)) >= TENSOR_BYTES  # or nothing was shown above
+        again = plan(manifest, directory, observe(session, manifest, rehash=True))
+        prove(session, manifest, again.nodes, rehash=True)
+        assert max(cached(*BOTH)) <= LAST_PAGES_BYTES
+
+
+def test_nor_does_a_copy_by_rsync(bench: Bench) -> None:
+    bench.publish(FILES)
+    with bench.closed_ports():
+        directory = bench.ensure().record.directory
+    assert any("rsync" in line for line in bench.said)
+    assert [bench.cached_bytes(node, directory) <= LAST_PAGES_BYTES for node in BOTH] == [True, True]
 
 
 def test_the_rsync_command_works_as_typed(bench: Bench) -> None:

@@ -22,7 +22,7 @@ from spark_pipeline.lab.lab import Lab
 from spark_pipeline.weights import download, node_program, replicate, stage
 from spark_pipeline.weights.resolution import resolve_for_run
 from spark_pipeline.weights.result import WeightsResult
-from spark_pipeline_tests.lab.weights_bench import FILES, Bench, bench_on, safetensors, size, wait_for
+from spark_pipeline_tests.lab.weights_bench import FILES, Bench, bench_on, expected, safetensors, size, wait_for
 
 pytestmark = pytest.mark.lab
 
@@ -175,7 +175,7 @@ def test_a_shard_that_the_index_names_is_missed_before_any_shard_is_fetched(benc
     assert bench.sent_bytes() == bench.sent_bytes(INDEX)
     bench.publish(FILES)
     result = next_run(bench)
-    assert bench.sent_bytes() <= size(FILES)  # what is the same in both revisions need not come again
+    assert bench.sent_bytes() == size(FILES) - len(FILES[INDEX])  # that one is linked from the refused revision
     bench.assert_proven(result)
 
 
@@ -221,8 +221,7 @@ def test_a_branch_that_moves_between_two_steps_means_the_same_commit_to_both(ben
 
     after = next_run(bench)
     assert after.record.commit == second
-    assert bench.sent_bytes(OTHER) == len(moved[OTHER])
-    assert bench.sent_bytes() <= size(moved)
+    assert bench.sent_bytes() == bench.sent_bytes(OTHER) == len(moved[OTHER])
     bench.assert_proven(after, moved)
 
 
@@ -236,6 +235,39 @@ def test_a_branch_that_moves_between_download_and_copy_changes_nothing_for_the_p
     result = run.result(60)
 
     assert result.record.commit == first != second
+    bench.assert_proven(result)
+
+
+# --- on the way from the head
+
+
+def test_a_byte_flipped_on_the_fabric_costs_that_file_once_more(bench: Bench) -> None:
+    with bench.flipped_on_the_fabric(OTHER, times=1) as relay:
+        result = bench.ensure()
+
+    assert relay.flipped == 1
+    head, peer = result.nodes
+    ((bad,), none) = peer.repaired, head.repaired
+    assert (bad.path, bad.expected, none) == (OTHER, f"sha256 {expected(FILES)[OTHER]}", ())
+    assert bad.actual.startswith("sha256 ")
+    assert bad.actual != bad.expected
+    assert peer.copied_bytes == size(FILES) + len(FILES[OTHER])
+    assert bench.sent_bytes() == size(FILES)
+    bench.assert_proven(result)
+    assert_nothing_is_left_to_do(bench)
+
+
+def test_a_fabric_that_keeps_flipping_is_the_peers_and_only_what_came_wrong_travels_again(bench: Bench) -> None:
+    with bench.flipped_on_the_fabric(OTHER, times=2) as relay, pytest.raises(VerificationError) as caught:
+        bench.ensure()
+
+    assert relay.flipped == 2
+    assert OTHER in str(caught.value)
+    assert_clear(caught.value, "peer", f"expected sha256 {expected(FILES)[OTHER]}", "got sha256 ")
+    kept = bench.held_bytes("peer")
+    result = next_run(bench)
+    assert bench.fetched() == []
+    assert result.nodes[1].copied_bytes == size(FILES) - kept >= len(FILES[OTHER])
     bench.assert_proven(result)
 
 

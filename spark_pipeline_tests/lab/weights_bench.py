@@ -6,6 +6,7 @@ import hashlib
 import json
 import random
 import shutil
+import subprocess
 import threading
 import time
 import uuid
@@ -22,9 +23,11 @@ from spark_pipeline.lab.hub_faults import Fault, FaultDesk, write_faults
 from spark_pipeline.lab.hub_server import ACCESS_LOG, HubServer
 from spark_pipeline.lab.hub_store import publish
 from spark_pipeline.lab.lab import Lab
+from spark_pipeline.lab.network import NAMESPACES
 from spark_pipeline.spec.project import Project
 from spark_pipeline.weights import stage
 from spark_pipeline.weights.result import WeightsResult
+from spark_pipeline_tests.lab.flipping_relay import FlippingRelay, relay_in
 
 BOTH = ("head", "peer")
 REPO = "lab/weights_test"
@@ -139,6 +142,20 @@ class Bench:
             self.on("head", 'iptables -w -D INPUT "$@"', *rule)
 
     @contextmanager
+    def flipped_on_the_fabric(self, path: str, times: int) -> Iterator[FlippingRelay]:
+        """One byte of one file is another one when it comes from the head to the peer, so many times. (ssh is left
+        alone: it would notice.)"""
+        node = self.lab.plan.node(0)
+        with relay_in(NAMESPACES / node.namespace, FlippingRelay(path, times)) as relay:
+            ends = ["-s", str(self.lab.plan.node(1).fabric), "-d", str(node.fabric)]
+            rule = ["-p", "tcp", *ends, "!", "--dport", "22", "-j", "REDIRECT", "--to-ports", str(relay.port)]
+            self.on("head", 'iptables -w -t nat -I PREROUTING "$@"', *rule)
+            try:
+                yield relay
+            finally:
+                self.on("head", 'iptables -w -t nat -D PREROUTING "$@"', *rule)
+
+    @contextmanager
     def without_login(self) -> Iterator[None]:
         """The peer knows the head's own key no longer."""
         keys = "/home/spark/.ssh/authorized_keys"
@@ -149,6 +166,13 @@ class Bench:
             yield
         finally:
             self.on("peer", f'printf %s "$1" > {keys}', kept)
+
+    def cached_bytes(self, node: str, directory: str) -> int:
+        """How much of a model's tensors is in the page cache, which this machine and its nodes share. Asked of the
+        file system below the node's own: a newer fincore sees no page of an overlay."""
+        here = self.lab.node(node).disk / "upper" / directory.lstrip("/")
+        words = ["fincore", "--bytes", "--noheadings", "--output", "RES", *sorted(here.glob("*.safetensors"))]
+        return sum(map(int, subprocess.run(words, check=True, capture_output=True, text=True).stdout.split()))
 
     def small_disk(self, node: str, size_text: str) -> None:
         """Let the weights directory be a disk of that size."""
