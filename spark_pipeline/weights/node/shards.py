@@ -9,16 +9,25 @@ from spark_pipeline.weights.node.layout import Model
 from spark_pipeline.weights.node.messages import Problem, WantedFile, emit
 
 _NAMED = 5  # tensors in one warning
+# The format's own limit, as in weights/headers.py: who declares more is no safetensors file, and is not read.
+MAX_HEADER_BYTES = 100_000_000
 
 
 def is_index(file: WantedFile) -> bool:
-    return file.path.endswith(".safetensors.index.json")
+    return file.path.endswith((".safetensors.index.json", ".bin.index.json"))
 
 
 def check_indexes(model: Model) -> None:
-    """What an index names must be in the manifest: an engine would find out only after loading all the rest."""
+    """What an index names must be in the manifest: an engine would find out only after loading all the rest.
+
+    Not that of .bin files beside safetensors: engines read the latter, and many a repository has dropped the former
+    and kept their index.
+    """
     listed = {file.path for file in model.files}
+    folders = {_folder(path) for path in listed if path.endswith(".safetensors")}
     for file in filter(is_index, model.files):
+        if file.path.endswith(".bin.index.json") and _folder(file.path) in folders:
+            continue
         if missing := sorted(set(_shards(model, file).values()) - listed):
             raise Problem("model", f"{file.path} names shards that this revision does not have", ", ".join(missing))
 
@@ -31,9 +40,13 @@ def check_shards(model: Model) -> None:
         _warn_of_missing_tensors(file, _shards(model, file), headers)
 
 
+def _folder(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
 def _shards(model: Model, index: WantedFile) -> dict[str, str]:
     """Tensor -> path of its shard in the model."""
-    folder = index.path.rpartition("/")[0]
+    folder = _folder(index.path)
     try:
         named: dict[str, str] = json.loads(model.path(index).read_bytes())["weight_map"]
         return {tensor: f"{folder}/{shard}" if folder else str(shard) for tensor, shard in named.items()}
@@ -65,7 +78,7 @@ def _tensors(model: Model, file: WantedFile) -> frozenset[str]:
     header says."""
     with model.path(file).open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
-        if 8 + length > file.size_bytes:
+        if length > min(MAX_HEADER_BYTES, file.size_bytes - 8):
             raise Problem("model", f"{file.path} is no safetensors file", f"header of {length} bytes")
         try:
             header = json.loads(stream.read(length))

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from spark_pipeline.errors import VerificationError
+
 
 def safetensors(*tensors: str) -> bytes:
     header = {
@@ -83,5 +85,20 @@ def test_a_model_in_a_folder_is_looked_at_in_its_folder(sealed):
 
 def test_where_they_agree_nothing_is_said(sealed):
     files = {**index(a="m.safetensors", b="m.safetensors"), "m.safetensors": safetensors("a", "b", "not_in_the_index")}
+
+    assert sealed(files) == []
+
+
+def test_an_index_of_bin_files_is_held_against_the_revision_too(sealed):
+    files = {"pytorch_model.bin.index.json": b'{"weight_map": {"a": "m-1.bin", "b": "m-2.bin"}}', "m-1.bin": b"pickle"}
+
+    with pytest.raises(VerificationError, match=r"pytorch_model\.bin\.index\.json names shards") as caught:
+        sealed(files)
+    assert caught.value.observed == "m-2.bin"
+    assert sealed({**files, "m-2.bin": b"what is in these is not looked at"}) == []
+
+
+def test_an_index_of_bin_files_that_is_left_over_beside_safetensors_is_nobodys_business(sealed):
+    files = {"pytorch_model.bin.index.json": b'{"weight_map": {"a": "m-1.bin"}}', "m.safetensors": safetensors("a")}
 
     assert sealed(files) == []
