@@ -34,6 +34,8 @@ _MODULES = (
     "verify",
     "siblings",
     "inventory",
+    "answers",
+    "part",
     "download",
     "serve",
     "main",

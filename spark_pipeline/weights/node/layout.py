@@ -21,13 +21,21 @@ from spark_pipeline.weights.node.messages import AbsentFile, BadFile, Problem, R
 from spark_pipeline.weights.node.proofs import Proofs, boot_id, sync_directory
 
 STATE_DIRECTORY = ".spark_pipeline"
+# Where rsync keeps what it did not finish, in the folder of each such file (weights/rsync.py).
+RSYNC_PARTIAL = ".spark_pipeline-partial"
 
 
 def is_safe_path(path: str) -> bool:
-    """Whether a path from a hub may be joined to a directory here: it stays inside, and out of our own corner."""
+    """Whether a path from a hub may be joined to a directory here: it stays inside, and out of our own corners."""
     parts = PurePosixPath(path).parts
     spelled_plainly = path == "/".join(parts) and path not in ("", ".") and "\0" not in path
-    return spelled_plainly and not path.startswith("/") and ".." not in parts and parts[0] != STATE_DIRECTORY
+    is_ours = spelled_plainly and (parts[0] == STATE_DIRECTORY or RSYNC_PARTIAL in parts)
+    return spelled_plainly and not is_ours and not path.startswith("/") and ".." not in parts
+
+
+def follow_no_link(path: str, flags: int) -> int:
+    """The `opener` for files of our own: a link in their place would have us write into somebody else's file."""
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 class Model:
@@ -49,10 +57,13 @@ class Model:
     def part(self, file: WantedFile) -> Path:
         return self.state / "part" / file.path
 
+    def aside(self, file: WantedFile) -> Path:
+        return self.state / "bad" / file.path
+
     def set_aside(self, file: WantedFile, found: Path) -> None:
         """Move a file with wrong bytes out of the engine's sight. The last bad one of each path is kept to look at."""
         self.marker.unlink(missing_ok=True)
-        aside = self.state / "bad" / file.path
+        aside = self.aside(file)
         aside.parent.mkdir(parents=True, exist_ok=True)
         os.replace(found, aside)
 
@@ -64,6 +75,12 @@ class Model:
         sync_directory(final.parent)
         self.proofs.add(file, os.lstat(final))
 
+    def remove_leftovers(self) -> None:
+        """Once all files are in place, what one way of fetching began and another one finished only takes room."""
+        shutil.rmtree(self.state / "part", ignore_errors=True)
+        for folder in {self.path(file).parent for file in self.files}:
+            shutil.rmtree(folder / RSYNC_PARTIAL, ignore_errors=True)
+
     def survey(self, *, rehash: bool = False, set_aside: Iterable[BadFile] = ()) -> Report:
         """One lstat a file and a directory; nothing is read but our own two small files."""
         absent: list[AbsentFile] = []
@@ -71,8 +88,12 @@ class Model:
         before_restart: list[str] = []
         bad: list[BadFile] = []
         obstacles = Obstacles(self.weights_dir)
-        obstacles.look_at(self.marker)
+        for own in (self.marker, self.state / "lock"):
+            obstacles.look_at(own)
         for file in self.files:
+            # These two are written into; without their folders, as ever after sealing, they cost nothing.
+            for own in (self.part(file), self.aside(file)):
+                obstacles.look_at(own)
             status = obstacles.look_at(self.path(file))
             if status is None:
                 absent.append(AbsentFile(file.path, min(_size(self.part(file)), file.size_bytes)))
@@ -167,6 +188,8 @@ def _unwritable(ground: Path) -> str:
     """Why this user may not write in `ground`, the nearest directory that exists; '' when it may."""
     if os.access(ground, os.W_OK | os.X_OK):
         return ""
+    if os.statvfs(ground).f_flag & os.ST_RDONLY:
+        return f"{ground} is on a file system that is mounted read-only"
     status = ground.stat()
     try:
         owner = pwd.getpwuid(status.st_uid).pw_name

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import sys
 from pathlib import Path
 
 from spark_pipeline.weights.node.download import download
 from spark_pipeline.weights.node.inventory import inventory, remove
 from spark_pipeline.weights.node.layout import Model
-from spark_pipeline.weights.node.messages import Inventory, Problem, Report, Request, emit
+from spark_pipeline.weights.node.messages import Inventory, Problem, Report, Request, disk_problem, emit
 from spark_pipeline.weights.node.serve import say_done, serve
 from spark_pipeline.weights.node.siblings import link_absent, with_linkable
 from spark_pipeline.weights.node.verify import give_back_all, lock, seal, verify
@@ -23,14 +22,12 @@ def main() -> int:
 def run(request: bytes) -> int:
     """Do what the request says; the exit status."""
     try:
-        report = perform(Request.from_json(request))
+        try:
+            report = perform(Request.from_json(request))
+        except OSError as error:
+            raise disk_problem("the model's directory", error) from error
     except Problem as problem:
         emit("problem", kind=problem.kind, what=problem.what, observed=problem.observed)
-        return 1
-    except OSError as error:
-        kinds = {errno.ENOSPC: "space", errno.EDQUOT: "space"}
-        observed = f"{error.strerror}: {error.filename}" if error.filename else str(error)
-        emit("problem", kind=kinds.get(error.errno or 0, "files"), what="the model's directory", observed=observed)
         return 1
     emit("result", **dataclasses.asdict(report))
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -22,12 +23,17 @@ class WantedFile:
 
 @dataclass(frozen=True)
 class Source:
-    """Where files come from: GET <base_url>/<path>. The token goes to that host and to no other."""
+    """Where files come from: GET <base_url>/<path>. The token goes to that host and to no other.
+
+    Args:
+        direct: by no proxy, whatever the node's environment says: the source is the head, over the fabric.
+    """
 
     base_url: str
     token: str = field(default="", repr=False)
     files_at_once: int = 8
     stall_seconds: float = 60.0
+    direct: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,6 +176,12 @@ class Problem(Exception):
     def __init__(self, kind: str, what: str, observed: str = "") -> None:
         super().__init__(what)
         self.kind, self.what, self.observed = kind, what, observed
+
+
+def disk_problem(what: str, error: OSError) -> Problem:
+    """Whether room is missing or the disk does not do its work: the remedies differ."""
+    kind = "space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "files"
+    return Problem(kind, what, f"{error.strerror}: {error.filename}" if error.filename else str(error))
 
 
 _lock = threading.Lock()

@@ -16,8 +16,9 @@ import urllib.parse
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from spark_pipeline.weights.node.answers import opener
 from spark_pipeline.weights.node.layout import Model
-from spark_pipeline.weights.node.messages import Counter, Report, Source, emit
+from spark_pipeline.weights.node.messages import Counter, Problem, Report, Source, WantedFile, emit
 from spark_pipeline.weights.node.verify import give_back
 
 DONE_PATH = "/.spark_pipeline/done"
@@ -26,7 +27,11 @@ MAX_IDLE_SECONDS = 120.0
 
 def serve(model: Model, address: str, password: str, receivers: int) -> Report:
     """Serve the proven files at `address` until all receivers said that they are done, or nothing was sent for long."""
-    with Server(model, address, password, receivers) as server, Counter() as counter:
+    try:
+        server = Server(model, address, password, receivers)
+    except OSError as error:
+        raise Problem("fabric", f"cannot listen on {address}", error.strerror or str(error)) from error
+    with server, Counter() as counter:
         threading.Thread(target=server.serve_forever, name="serve", daemon=True).start()
         emit("serving", port=server.server_address[1])
         while not server.done.wait(1.0) and time.monotonic() - server.last_sign < MAX_IDLE_SECONDS:
@@ -39,7 +44,7 @@ def say_done(source: Source) -> None:
     """The last word about one receiver to `serve`; lost, it ends by itself later."""
     request = urllib.request.Request(source.base_url + DONE_PATH, method="POST")  # noqa: S310 (our own address)
     request.add_header("Authorization", f"Bearer {source.token}")
-    with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5):  # noqa: S310
+    with contextlib.suppress(OSError), opener(direct=True).open(request, timeout=5):
         pass
 
 
@@ -73,7 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         model = self.server.model
         file = self.server.files.get(urllib.parse.unquote(self.path)[1:])
-        if file is None or not model.proofs.hold(file, os.lstat(model.path(file))):
+        if file is None or not _is_proven(model, file):
             self._answer(404)
             return
         match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
@@ -106,3 +111,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Silence: standard output carries events, standard error the last words."""
+
+
+def _is_proven(model: Model, file: WantedFile) -> bool:
+    try:
+        return model.proofs.hold(file, os.lstat(model.path(file)))
+    except FileNotFoundError:
+        return False

@@ -203,16 +203,20 @@ def _link(model: Model, file: WantedFile, twins: Sequence[Twin], rehash: bool, c
 def _note(model: Model, linked: dict[WantedFile, Twin]) -> None:
     """After all links are made: write down what is proven now, here and there."""
     proven: dict[WantedFile, os.stat_result] = {}
+    renewed: dict[Revision, dict[WantedFile, os.stat_result]] = {}
     for file, twin in list(linked.items()):
         status = os.lstat(model.path(file))
         if _same_content(status, twin.status):
             proven[file] = status
-            twin.revision.proofs.add(twin.file, status)
+            renewed.setdefault(twin.revision, {})[twin.file] = status
             model.part(file).unlink(missing_ok=True)
         else:  # somebody wrote into it between the look and the link
             model.path(file).unlink()
             del linked[file]
-        sync_directory(model.path(file).parent)
+    for folder in {model.path(file).parent for file in linked}:
+        sync_directory(folder)
+    for revision, files in renewed.items():
+        revision.proofs.add_all(files)
     model.proofs.add_all(proven)
 
 

@@ -15,7 +15,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from spark_pipeline.weights.node.layout import Model
+from spark_pipeline.weights.node.layout import Model, follow_no_link
 from spark_pipeline.weights.node.messages import BadFile, Counter, Problem, Report, Request, WantedFile, emit
 from spark_pipeline.weights.node.proofs import boot_id, write_json
 from spark_pipeline.weights.node.shards import check_shards
@@ -41,6 +41,18 @@ def give_back(stream: FileIO, up_to_byte: int = 0) -> None:
     They must be clean for that, so call it after fsync. Needs no root.
     """
     os.posix_fadvise(stream.fileno(), 0, up_to_byte, os.POSIX_FADV_DONTNEED)
+
+
+def sync(stream: FileIO) -> None:
+    """Bring the file to the disk, and let the kernel forget it.
+
+    Also when the disk refuses: a page that could not be written passes for clean then, and the next sync says that all
+    is well. Forgotten, it is read from the disk by the next run, which finds what really lies there.
+    """
+    try:
+        os.fsync(stream.fileno())
+    finally:
+        give_back(stream)
 
 
 def feed(stream: FileIO, digest: Any, counter: Counter | None = None) -> None:
@@ -96,7 +108,7 @@ def lock(state: Path, *, wait: bool = True) -> Iterator[None]:
     Raises:
         Problem: another program works there, and `wait` is off.
     """
-    with (state / "lock").open("w") as file:
+    with open(state / "lock", "w", opener=follow_no_link) as file:
         waiting = False
         while True:
             try:
@@ -123,7 +135,7 @@ def verify(model: Model, rehash: bool) -> Report:
         model.set_aside(by_path[bad.path], model.directory / bad.path)
     # The longest first: one file is one thread's work, and the last to end should be a short one.
     files = sorted((by_path[path] for path in before.unproven), key=lambda file: -file.size_bytes)
-    with Counter() as counter, ThreadPoolExecutor(os.cpu_count()) as pool:
+    with model.proofs.gathered(), Counter() as counter, ThreadPoolExecutor(os.cpu_count()) as pool:
         wrong = [bad for bad in pool.map(lambda file: _prove(model, file, counter), files) if bad]
     after = model.survey(set_aside=(*before.bad, *wrong))
     return dataclasses.replace(after, hashed_files=len(files), hashed_bytes=counter.bytes)
@@ -145,8 +157,7 @@ def read(path: Path, file: WantedFile, counter: Counter) -> tuple[os.stat_result
     with path.open("rb", buffering=0) as stream:
         status = os.fstat(stream.fileno())
         feed(stream, digest, counter)
-        os.fsync(stream.fileno())  # rsync leaves the bytes to the kernel, and only clean pages are given back
-        give_back(stream)
+        sync(stream)  # rsync leaves the bytes to the kernel
     return status, digest.hexdigest()
 
 
@@ -157,6 +168,7 @@ def seal(model: Model, request: Request) -> Report:
     if unfinished or report.obstacle:
         raise Problem("bytes", "files changed while they were being proven", report.obstacle or ", ".join(unfinished))
     check_shards(model)
+    model.remove_leftovers()
     if report.sealed == request.manifest_sha256:
         return report
     write_json(

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import ssl
-import threading
 import time
-from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from spark_pipeline.errors import HubError, VerificationError
 from spark_pipeline.fleet.local import LocalHost
 from spark_pipeline.lab.hub_faults import Fault
+from spark_pipeline_tests.unit.weights.odd_server import OddServer, answer, first, redirect, self_signed, send
 
 BIG = os.urandom(400_000)
 SMALL = b'{"architectures": ["X"]}'
@@ -178,7 +170,7 @@ def test_a_shard_that_the_index_names_and_the_revision_lacks_is_missed_before_an
 
 def test_a_stalled_connection_is_ended_and_taken_up_again(node_with):
     node = node_with({"model.bin": BIG})
-    with _Server(BIG, _stall_once) as server:
+    with OddServer(BIG, _stall_once) as server:
         report = node.download(url=server.url, stall_seconds=0.5)
 
     assert report.absent == ()
@@ -188,7 +180,7 @@ def test_a_stalled_connection_is_ended_and_taken_up_again(node_with):
 
 def test_the_token_goes_to_the_hub_and_not_where_it_redirects(node_with):
     node = node_with({"model.bin": BIG})
-    with _Server(BIG, _send) as cdn, _Server(BIG, lambda handler: _redirect(handler, cdn.url)) as server:
+    with OddServer(BIG, send) as cdn, OddServer(BIG, lambda handler: redirect(handler, cdn.url)) as server:
         report = node.download(url=server.url, token="hf_secret")
 
     assert report.absent == ()
@@ -198,7 +190,10 @@ def test_the_token_goes_to_the_hub_and_not_where_it_redirects(node_with):
 
 def test_a_signature_that_ran_out_is_renewed_by_asking_the_hub_again(node_with):
     node = node_with({"model.bin": BIG})
-    with _Server(BIG, _forbid_once) as cdn, _Server(BIG, lambda handler: _redirect(handler, cdn.url)) as server:
+    with (
+        OddServer(BIG, first(lambda handler: answer(handler, 403))) as cdn,
+        OddServer(BIG, lambda handler: redirect(handler, cdn.url)) as server,
+    ):
         report = node.download(url=server.url)
 
     assert report.absent == ()
@@ -207,7 +202,7 @@ def test_a_signature_that_ran_out_is_renewed_by_asking_the_hub_again(node_with):
 
 def test_a_hub_that_is_not_there_is_given_up_after_some_tries(node_with, monkeypatch):
     node = node_with({"model.bin": BIG})
-    with _Server(BIG, _send) as server:
+    with OddServer(BIG, send) as server:
         gone = server.url
     monkeypatch.setattr("spark_pipeline.weights.node.download.MAX_FAILURES", 2)  # in-process: no minute of waiting
     from spark_pipeline.weights.node.download import download
@@ -226,7 +221,7 @@ def test_a_hub_that_is_not_there_is_given_up_after_some_tries(node_with, monkeyp
 def test_a_certificate_that_nobody_vouches_for_ends_it_before_the_token_is_shown(node_with, tmp_path):
     node = node_with({"model.bin": BIG})
     with (
-        _Server(BIG, _send, certificate=_self_signed(tmp_path)) as server,
+        OddServer(BIG, send, certificate=self_signed(tmp_path)) as server,
         pytest.raises(HubError, match="shows no valid certificate"),
     ):
         node.download(url=server.url, token="hf_secret")
@@ -234,91 +229,10 @@ def test_a_certificate_that_nobody_vouches_for_ends_it_before_the_token_is_shown
     assert server.tokens == []
 
 
-class _Server:
-    """A server on loopback that answers with `act`, and remembers what it was shown."""
-
-    def __init__(self, content: bytes, act, certificate: Path | None = None) -> None:
-        self.content = content
-        self.tokens: list[str] = []
-        self.ranges: list[str] = []
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                outer.tokens.append(self.headers.get("Authorization", ""))
-                outer.ranges.append(self.headers.get("Range", ""))
-                self.close_connection = True
-                act(self)
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        Handler.outer = self  # type: ignore[attr-defined]
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        if certificate:
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(certificate)
-            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        self.url = f"{'https' if certificate else 'http'}://127.0.0.1:{self._server.server_address[1]}"
-
-    def __enter__(self) -> _Server:
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-def _self_signed(directory: Path) -> Path:
-    """Key and certificate in one file, made with what paramiko brings along."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    today = datetime.now(UTC)
-    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-    signed = builder.not_valid_before(today - timedelta(1)).not_valid_after(today + timedelta(1)).sign(key, SHA256())
-    path = directory / "server.pem"
-    path.write_bytes(
-        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()) + signed.public_bytes(Encoding.PEM)
-    )
-    return path
-
-
-def _send(handler, until: int | None = None) -> None:
-    content = handler.outer.content
-    wanted = handler.headers.get("Range", "bytes=0-")
-    start = int(wanted.removeprefix("bytes=").removesuffix("-"))
-    handler.send_response(206 if start else 200)
-    handler.send_header("Content-Length", str(len(content) - start))
-    if start:
-        handler.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-    handler.end_headers()
-    handler.wfile.write(content[start:until])
-
-
 def _stall_once(handler) -> None:
     if len(handler.outer.ranges) > 1:
-        _send(handler)
+        send(handler)
         return
-    _send(handler, until=100_000)
+    send(handler, until=100_000)
     handler.wfile.flush()
     time.sleep(2)
-
-
-def _redirect(handler, to: str) -> None:
-    handler.send_response(302)
-    handler.send_header("Location", f"{to}{handler.path}?signature=abc")
-    handler.send_header("Content-Length", "0")
-    handler.end_headers()
-
-
-def _forbid_once(handler) -> None:
-    if len(handler.outer.ranges) > 1:
-        _send(handler)
-        return
-    handler.send_response(403)
-    handler.send_header("Content-Length", "0")
-    handler.end_headers()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
+import shutil
 import threading
+import types
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -15,6 +18,8 @@ import pytest
 
 from spark_pipeline.errors import VerificationError, WeightsError
 from spark_pipeline.fleet.local import LocalHost
+from spark_pipeline.weights import headers
+from spark_pipeline.weights.node import shards
 from spark_pipeline.weights.node.messages import Source
 from spark_pipeline.weights.node_program import call, request
 
@@ -178,6 +183,49 @@ def test_the_marker_names_commit_and_manifest_and_comes_last(node_with):
     assert (marker["commit"], len(marker["files"])) == (node.manifest.commit, 2)
 
 
+def test_a_second_run_that_finds_all_there_leaves_the_marker(node_with):
+    node = node_with(FILES)
+    node.download()
+    node.do("seal")
+
+    node.download()
+
+    assert node.do("inspect").sealed == node.manifest.sha256
+
+
+@pytest.mark.parametrize("flag", [0, os.ST_RDONLY])
+def test_a_read_only_disk_is_told_as_such_and_not_as_a_matter_of_owners(node_with, monkeypatch, flag):
+    node = node_with(FILES)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "statvfs", lambda _: types.SimpleNamespace(f_flag=flag))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=1))  # it asks statvfs too
+
+    said = node.do("inspect").unwritable
+
+    assert ("read-only" in said, "belongs to" in said) == (bool(flag), not flag)
+
+
+def test_a_file_that_the_disk_did_not_take_is_read_from_the_disk_by_the_next_run(node_with, monkeypatch):
+    node = node_with(FILES)
+    node.directory.mkdir(parents=True)
+    for path, content in FILES.items():
+        (node.directory / path).write_bytes(content)
+    forgotten: list[int] = []
+
+    def fail(_descriptor: int) -> None:
+        forgotten.clear()
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(os, "posix_fadvise", lambda descriptor, *_: forgotten.append(descriptor))
+
+    with pytest.raises(WeightsError):
+        node.do("verify")
+
+    assert forgotten
+    assert len(node.do("inspect").unproven) == 2
+
+
 def test_an_index_that_names_a_shard_the_revision_lacks_is_never_sealed(manifest_of, node_of):
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     files = {"model.safetensors.index.json": json.dumps(index).encode(), "model-1.safetensors": _safetensors(8)}
@@ -208,6 +256,22 @@ def test_a_shard_that_no_engine_could_read_is_never_sealed(manifest_of, node_of,
 
     with pytest.raises(VerificationError, match=said):
         node.do("seal")
+
+
+def test_a_header_longer_than_the_format_allows_is_not_read(manifest_of, node_of, monkeypatch):
+    monkeypatch.setattr(shards, "MAX_HEADER_BYTES", 10)
+    content = _safetensors(8)
+    node = node_of(manifest_of({"model.safetensors": content}))
+    node.directory.mkdir(parents=True)
+    (node.directory / "model.safetensors").write_bytes(content)
+    node.do("verify")
+
+    with pytest.raises(VerificationError, match="is no safetensors file"):
+        node.do("seal")
+
+
+def test_the_limit_of_a_header_is_the_one_that_the_compatibility_report_knows():
+    assert shards.MAX_HEADER_BYTES == headers.MAX_HEADER_BYTES
 
 
 def test_a_shard_shorter_than_its_header_says_is_never_sealed(node_with):
