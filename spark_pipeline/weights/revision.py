@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 
 from spark_pipeline.errors import HubError, RevisionNotFoundError, WeightsError
 from spark_pipeline.spec.deployment import Model
@@ -44,33 +47,85 @@ def resolve(model: Model, revision: str, state_dir: Path) -> Manifest:
 
 
 def ask(hub: Hub, repo: str, revision: str, *, timeout_seconds: float = TIMEOUT_SECONDS) -> Manifest:
-    """One call: the commit and its files come in the same answer, so a branch that moves cannot mix two of them."""
-    from huggingface_hub import HfApi
+    """One call: the commit and its files come in the same answer, so a branch that moves cannot mix two of them.
 
-    api = HfApi(endpoint=hub.endpoint, token=hub.token or False, library_name="spark_pipeline")
+    Why not huggingface_hub's model_info, which asks the same: an answer with a gap, or of somebody in between, ends
+    there in a KeyError that names no file. Its session, its token rules and its errors are used here too.
+    """
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    url = f"{hub.endpoint}/api/models/{repo}/revision/{quote(revision, safe='')}"
+    headers = build_hf_headers(token=hub.token or False, library_name="spark_pipeline")
     with explained(hub, repo, revision, refusal=f"does not tell what {repo} holds"):
-        info = api.model_info(repo, revision=revision, files_metadata=True, timeout=timeout_seconds)
-    return _manifest(repo, info.sha or "", info.siblings or [])
-
-
-def _manifest(repo: str, commit: str, siblings: list) -> Manifest:
-    if not is_commit(commit) or len(siblings) >= MAX_FILES:
-        raise HubError(
-            f"the hub's answer about {repo} is of no use", observed=f"commit {commit!r}, {len(siblings)} files"
-        )
+        response = get_session().get(url, params={"blobs": True}, headers=headers, timeout=timeout_seconds)
+        hf_raise_for_status(response)
     try:
-        files = [
-            ManifestFile(path=one.rfilename, size_bytes=one.size, sha256=one.lfs.sha256)
-            if one.lfs
-            else ManifestFile(path=one.rfilename, size_bytes=one.size, git_sha1=one.blob_id)
-            for one in siblings
-        ]
+        answer = _Answer.model_validate_json(response.content)
+    except ValidationError as error:
+        raise _odd_answer(repo, f"{_problems(error)}\nit begins: {response.text[:200]!r}") from None
+    if not is_commit(answer.sha) or (is_commit(revision) and answer.sha != revision):
+        raise _odd_answer(repo, f"asked for {revision}, it answers about commit {answer.sha!r}")
+    return _manifest(repo, answer)
+
+
+class _LargeFile(BaseModel):
+    sha256: str
+
+
+class _Listed(BaseModel):
+    """One file, as the hub lists it."""
+
+    path: str = Field(alias="rfilename")
+    size_bytes: NonNegativeInt = Field(alias="size")
+    git_sha1: str | None = Field(None, alias="blobId")
+    lfs: _LargeFile | None = None
+
+
+class _Answer(BaseModel):
+    """What of the hub's answer matters here; it has more."""
+
+    sha: str
+    siblings: list[dict[str, Any]]
+
+
+def _manifest(repo: str, answer: _Answer) -> Manifest:
+    if len(answer.siblings) >= MAX_FILES:
+        raise _odd_answer(repo, f"{len(answer.siblings)} files; from {MAX_FILES} on the hub may leave some out")
+    files = sorted((_file(repo, listed) for listed in answer.siblings), key=lambda file: file.path)
+    # Two of one name would be fetched into one file by two threads.
+    if twice := [file.path for file, following in pairwise(files) if file.path == following.path]:
+        raise _odd_answer(repo, f"listed twice: {', '.join(twice[:5])}")
+    manifest = Manifest(repo=repo, commit=answer.sha, files=tuple(files))
+    refuse_empty(manifest)
+    return manifest
+
+
+def _file(repo: str, listed: dict[str, Any]) -> ManifestFile:
+    try:
+        one = _Listed.model_validate(listed)
+    except ValidationError as error:
+        raise _odd_answer(repo, f"{listed.get('rfilename', 'a file without a name')}: {_problems(error)}") from None
+    try:
+        if one.lfs:
+            return ManifestFile(path=one.path, size_bytes=one.size_bytes, sha256=one.lfs.sha256)
+        return ManifestFile(path=one.path, size_bytes=one.size_bytes, git_sha1=one.git_sha1)
     except ValidationError as error:
         raise WeightsError(
             f"{repo} is not taken as it is",
-            observed="; ".join(problem["msg"] for problem in error.errors()),
+            observed=_problems(error),
             remedy="a repository with such files cannot be trusted; look at it on the hub",
         ) from None
-    manifest = Manifest(repo=repo, commit=commit, files=tuple(sorted(files, key=lambda file: file.path)))
-    refuse_empty(manifest)
-    return manifest
+
+
+def _odd_answer(repo: str, observed: str) -> HubError:
+    return HubError(
+        f"the hub's answer about {repo} is of no use",
+        observed=observed,
+        remedy="if that is not the hub itself, something answers in its place: see proxies, a network's login page, "
+        "mirrors (HF_ENDPOINT, model.hub_url)",
+    )
+
+
+def _problems(error: ValidationError) -> str:
+    found = error.errors(include_url=False)
+    return "; ".join(": ".join([*(str(part) for part in problem["loc"]), problem["msg"]]) for problem in found[:3])

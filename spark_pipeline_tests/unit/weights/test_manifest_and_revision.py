@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -206,6 +207,90 @@ def test_paths_that_leave_the_directory_or_enter_ours_are_refused(path):
 @pytest.mark.parametrize("path", ["-rf", "a b/$(x)", "..x", "x..", "é", "#a", "q'\"", "a/.spark_pipeline"])
 def test_odd_but_harmless_paths_are_taken(path):
     assert ManifestFile(path=path, size_bytes=1, sha256="0" * 64).path == path
+
+
+COMMIT = "c" * 40
+SMALL = {"rfilename": "config.json", "size": 2, "blobId": "9" * 40}
+LARGE = {"rfilename": "model.bin", "size": 7, "blobId": "8" * 40, "lfs": {"sha256": "7" * 64, "size": 7}}
+
+
+@pytest.fixture
+def answering():
+    """A hub that gives one answer to everything; it is read like any other hub's."""
+    servers: list[ThreadingHTTPServer] = []
+
+    def make(answer: object) -> Hub:
+        body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
+        threading.Thread(target=servers[-1].serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return Hub(f"http://127.0.0.1:{servers[-1].server_address[1]}")
+
+    yield make
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def described(*siblings: object, sha: object = COMMIT) -> dict[str, object]:
+    return {"id": "a/b", "sha": sha, "siblings": list(siblings)}
+
+
+def test_an_answer_with_more_and_less_than_is_needed_is_enough(answering):
+    manifest = ask(answering(described(SMALL, LARGE)), "a/b", COMMIT)
+
+    assert [(file.path, file.size_bytes) for file in manifest.files] == [("config.json", 2), ("model.bin", 7)]
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        (described(SMALL, {**LARGE, "lfs": {"size": 7}}), "model.bin: lfs: sha256"),
+        (described(SMALL, {**LARGE, "lfs": "yes"}), "model.bin: lfs"),
+        (described(SMALL, {**LARGE, "size": None}), "model.bin: size"),
+        (described({"rfilename": "config.json"}, LARGE), "config.json: size"),
+        (described(SMALL, LARGE, {"size": 1}), "a file without a name: rfilename"),
+        (described(SMALL, LARGE, LARGE), "listed twice: model.bin"),
+        (described(SMALL, LARGE, sha="main"), "commit 'main'"),
+        (described(SMALL, LARGE, sha=None), "sha: "),
+        ({"id": "a/b", "sha": COMMIT}, "siblings: "),
+        ([], "it begins: '[]'"),
+        (b"<html>Please log in to this network</html>", "Please log in"),
+        (b"", "Invalid JSON"),
+        (b"\xff\xfe", "Invalid JSON"),
+    ],
+)
+def test_an_odd_answer_is_told_with_what_is_odd_in_it(answering, answer, named):
+    with pytest.raises(HubError, match="answer about a/b is of no use") as caught:
+        ask(answering(answer), "a/b", "main")
+
+    assert named in caught.value.observed
+    assert "model.hub_url" in caught.value.remedy
+
+
+def test_a_file_without_any_digest_is_named(answering):
+    with pytest.raises(WeightsError, match="is not taken as it is") as caught:
+        ask(answering(described({**SMALL, "blobId": None}, LARGE)), "a/b", "main")
+
+    assert "config.json has no digest" in caught.value.observed
+
+
+def test_another_commit_than_the_one_that_was_asked_for_is_not_believed(answering):
+    with pytest.raises(HubError, match="of no use") as caught:
+        ask(answering(described(SMALL, LARGE)), "a/b", "d" * 40)
+
+    assert "d" * 40 in caught.value.observed
+    assert COMMIT in caught.value.observed
 
 
 def test_a_repository_without_weights_is_no_model(hub):
