@@ -7,13 +7,15 @@ command stays short enough to read; the token is in the request, never among the
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import cache
 from importlib import resources
+from signal import Signals
 from typing import Any
 
 from spark_pipeline.errors import CommandFailedError, HubError, SparkPipelineError, VerificationError, WeightsError
-from spark_pipeline.fleet.host import Host
+from spark_pipeline.fleet.host import Completed, Host
 from spark_pipeline.fleet.progress import Progress
 from spark_pipeline.weights.hub import GATED_REMEDY
 from spark_pipeline.weights.manifest import Manifest
@@ -48,6 +50,14 @@ for name, source in SOURCES:
     exec(compile(source, name, "exec"), module.__dict__)
 sys.exit(module.main())
 """
+# 126 and 127: the shell found no python3 that it could start. An older one stumbles over a word or a module.
+_NO_PYTHON = (126, 127)
+_OLD_PYTHON = re.compile(r"^(SyntaxError|ImportError|ModuleNotFoundError)\b", re.MULTILINE)
+_USUAL_CAUSE = {
+    Signals.SIGKILL: "usually by the kernel, out of memory: see dmesg, and what else fills that node's memory",
+    Signals.SIGBUS: "a file was cut short, or its disk failed, while it was read: run again; it comes again: see dmesg",
+    Signals.SIGTERM: "somebody, or a shutdown of the node, ended it: run again",
+}
 
 
 def command(operation: str) -> tuple[str, ...]:
@@ -150,13 +160,32 @@ def _exchange(
     if "problem" in last:
         raise _error(host.name, request, **last["problem"])
     if completed.status != 0 or "result" not in last:
-        raise CommandFailedError(
-            "the weights program did not do its work",
-            node=host.name,
-            observed=f"status {completed.status}: {completed.stderr[-1500:] or 'it printed nothing'}",
-            remedy="it needs python3 (3.10 or later) with its standard library on the node",
-        )
+        raise _unfinished(host.name, completed)
     return last["result"]
+
+
+def _unfinished(node: str, completed: Completed) -> CommandFailedError:
+    """The program ended without a word of its own: no Python, a signal, or a fault of ours."""
+    status, said = completed.status, completed.stderr[-1500:] or "it printed nothing"
+    ended = f"status {status}"
+    if status in _NO_PYTHON or _OLD_PYTHON.search(said):
+        remedy = "it needs python3 (3.10 or later) with its standard library on the node"
+    elif signal := _signal(status):
+        ended = f"killed by signal {signal.value} ({signal.name})"
+        remedy = _USUAL_CAUSE.get(signal, "see dmesg on that node, then run again")
+    else:
+        remedy = "where python3 is 3.10 or later this is a fault of the pipeline: report it with the lines above"
+    return CommandFailedError(
+        "the weights program did not do its work", node=node, observed=f"{ended}: {said}", remedy=remedy
+    )
+
+
+def _signal(status: int) -> Signals | None:
+    """What ended it: 128 and the number from a shell, as on every node; less than 0 where the shell was killed too."""
+    try:
+        return Signals(-status if status < 0 else status - 128)
+    except ValueError:
+        return None
 
 
 def _error(node: str, request: Request, kind: str, what: str, observed: str) -> SparkPipelineError:
@@ -180,6 +209,9 @@ def _error(node: str, request: Request, kind: str, what: str, observed: str) -> 
             return VerificationError(what, node=node, observed=observed, remedy=remedy)
         case "space":
             remedy = f"free some room below {request.weights_dir}; the next run goes on where this one stopped"
+            return WeightsError(what, node=node, observed=observed, remedy=remedy)
+        case "fabric":
+            remedy = "see `ip -br address` on that node: is the address that the fleet declares as its `fabric:` there?"
             return WeightsError(what, node=node, observed=observed, remedy=remedy)
         case _:
             return WeightsError(what, node=node, observed=observed, remedy=f"see to {directory} on that node")
