@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 
 from spark_pipeline.errors import (
     CommandTimeoutError,
-    HostKeyError,
     HubError,
     LoginRefusedError,
     SparkPipelineError,
@@ -55,17 +54,23 @@ class _Counter:
 
     def source(self) -> Source:
         url = f"http://{self.address}:{self.port}"
-        return Source(url, self.password, files_at_once=FILES_AT_ONCE, stall_seconds=STALL_SECONDS)
+        return Source(url, self.password, files_at_once=FILES_AT_ONCE, stall_seconds=STALL_SECONDS, direct=True)
 
 
 def replicate(
-    session: Session, manifest: Manifest, planned: Sequence[NodePlan], reports: Mapping[str, Report]
+    session: Session,
+    manifest: Manifest,
+    planned: Sequence[NodePlan],
+    reports: Mapping[str, Report],
+    *,
+    is_first: bool = True,
 ) -> dict[str, NodeResult]:
     """Bring to every peer what it lacks, all peers at once.
 
     Args:
         planned: the peers that lack something.
         reports: what each node saw; says who has rsync.
+        is_first: of this run's copies; what is missing for later steps was said by the first one.
 
     Raises:
         WeightsError: a copy did not get through.
@@ -89,7 +94,8 @@ def replicate(
             if obstacle := _obstacle(host, counter.address, counter.port):
                 result = NodeResult(name, copied_bytes=_second_way(session, manifest, node, taken, obstacle, reports))
             else:
-                _tell_missing_login(session, name)
+                if is_first:
+                    _tell_missing_login(session, name)
                 result = _take(session, manifest, host, node, counter)
         finally:
             # However it ended. Untold, the head waits for a sign of this peer for two minutes, and then ends by itself.
@@ -113,7 +119,7 @@ def _give(session: Session, manifest: Manifest, counter: _Counter, *, receivers:
         "serve",
         manifest,
         session.fleet.weights_dir,
-        source=Source("", counter.password),
+        source=Source("", counter.password, direct=True),
         listen_on=counter.address,
         receivers=receivers,
     )
@@ -125,12 +131,14 @@ def _give(session: Session, manifest: Manifest, counter: _Counter, *, receivers:
 
 
 def _tell_missing_login(session: Session, peer: str) -> None:
-    """The files travel without a login of the head at the peer; what needs one is told before the copy, not after."""
+    """The files travel without a login of the head at the peer; what needs one is told before the copy, not after. No
+    error of that check is one of the copy."""
     try:
         prepare_fabric(session.connection, session.fleet, session.project.known_hosts, [session.fleet.node(peer)])
-    except (HostKeyError, LoginRefusedError, UnreachableError) as error:
+    except SparkPipelineError as error:
+        observed = f" ({error.observed})" if error.observed else ""
         session.progress(
-            f"[{peer}] {error.what} ({error.observed}). The model's files need no login; an image will: {error.remedy}"
+            f"[{peer}] {error.what}{observed}. The model's files need no login; an image will: {error.remedy}"
         )
 
 

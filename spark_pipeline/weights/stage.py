@@ -126,9 +126,9 @@ def _apply(
     planned = learn(prove(session, manifest, [node for node in planned.nodes if node.changes], rehash=rehash))
     if planned.head.bring:
         planned = learn({planned.head.node: download(session, manifest, planned.head)})
-    for _ in range(_COPIES):
+    for copies in range(_COPIES):
         if lacking := [peer for peer in planned.peers if peer.bring]:
-            add(replicate(session, manifest, lacking, reports))
+            add(replicate(session, manifest, lacking, reports, is_first=copies == 0))
             planned = learn(prove(session, manifest, lacking))
     for peer in planned.peers:
         if peer.bring:
