@@ -46,6 +46,7 @@ class Revision:
     Args:
         shared_bytes: of `size_bytes`, what another revision there holds too.
         complete: its marker is there.
+        set_aside_bytes: of `size_bytes`, what was found wrong and is kept to be looked at.
         needed_by: why it stays: "tiny: deployed", "container sp-tiny-g3-r0"; empty: nobody needs it.
     """
 
@@ -57,6 +58,7 @@ class Revision:
     shared_bytes: int
     complete: bool
     needed_by: tuple[str, ...]
+    set_aside_bytes: int = 0
 
     @property
     def frees_bytes(self) -> int:
@@ -124,6 +126,7 @@ def _with_needs(
             size_bytes=one.size_bytes,
             shared_bytes=one.shared_bytes,
             complete=one.complete,
+            set_aside_bytes=one.set_aside_bytes,
             needed_by=(
                 *recorded.get((one.repo, one.commit), ()),
                 *((mounted[one.commit],) if one.commit in mounted else ()),

@@ -85,21 +85,24 @@ def _decide(session: Session, manifest: Manifest, reports: Mapping[str, Report])
 
 
 def _what_could_go(session: Session, manifest: Manifest, nodes: Sequence[str]) -> str:
-    """What `weights prune` would remove on these nodes; '' where that is nothing.
+    """What `weights prune` would remove on these nodes, and what was set aside there; '' where that is nothing.
 
     Raises:
         StateError, MachineError: who needs what cannot be found out.
     """
     found = list_revisions(session.project, session.fleet, session.connection, nodes)
     spare = [one for one in found if not one.needed_by and (one.repo, one.commit) != (manifest.repo, manifest.commit)]
-    if not spare:
-        return ""
-    return "\n".join(
-        [
-            f"spark-pipeline weights prune {session.fleet.name} --yes removes what no deployment needs:",
-            *(f"{one.node}: {one.repo} at {one.commit[:12]}, {human_bytes(one.frees_bytes)}" for one in spare),
-        ]
-    )
+    aside = [one for one in found if one.set_aside_bytes and one not in spare]
+    lines: list[str] = []
+    if spare:
+        lines.append(f"spark-pipeline weights prune {session.fleet.name} --yes removes what no deployment needs:")
+        lines += [f"{one.node}: {one.repo} at {one.commit[:12]}, {human_bytes(one.frees_bytes)}" for one in spare]
+    if aside:
+        lines.append("these hold files that were found wrong, to be looked at and removed:")
+    for one in aside:
+        place = f"{session.fleet.weights_dir}/{one.repo}/{one.commit}/.spark_pipeline/bad"
+        lines.append(f"{one.node}: {place}, {human_bytes(one.set_aside_bytes)}")
+    return "\n".join(lines)
 
 
 def printable(planned: WeightsPlan) -> StagePlan:

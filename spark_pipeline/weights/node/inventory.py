@@ -22,9 +22,11 @@ def inventory(weights_dir: Path) -> Inventory:
     found: list[StoredRevision] = []
     for directory in sorted(_revisions(weights_dir)):
         files, size_bytes, shared_bytes = _measure(directory)
+        _, set_aside_bytes, _ = _measure(directory / STATE_DIRECTORY / "bad")
         repo = directory.parent.relative_to(weights_dir).as_posix()
         commit = directory.name.removeprefix(_GOING)
-        found.append(StoredRevision(repo, commit, files, size_bytes, shared_bytes, bool(sealed_manifest(directory))))
+        complete = bool(sealed_manifest(directory))
+        found.append(StoredRevision(repo, commit, files, size_bytes, shared_bytes, complete, set_aside_bytes))
     ground = next(path for path in (weights_dir, *weights_dir.parents) if path.exists())
     return Inventory(tuple(found), shutil.disk_usage(ground).free)
 

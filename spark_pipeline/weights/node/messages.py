@@ -148,6 +148,7 @@ class StoredRevision:
         shared_bytes: of these, what another name on the disk holds too (linked between revisions): removing this
             revision alone does not free them.
         complete: the marker is there.
+        set_aside_bytes: of these, what lies under .spark_pipeline/bad, which no engine reads.
     """
 
     repo: str
@@ -156,6 +157,7 @@ class StoredRevision:
     size_bytes: int
     shared_bytes: int
     complete: bool
+    set_aside_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -207,6 +207,18 @@ def test_without_room_it_is_said_what_could_go(session: Session, monkeypatch: py
     assert f"head: {old.repo} at {old.commit[:12]}" in error.remedy
 
 
+def test_without_room_what_was_set_aside_in_a_needed_revision_is_named_too(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = revisions(session)[True]
+    bad = directory(session, new) / ".spark_pipeline" / "bad"
+    bad.mkdir()
+    (bad / "model-1.bin").write_bytes(os.urandom(50_000))
+    assert new.set_aside_bytes == 0
+    assert revisions(session)[True].set_aside_bytes >= 50_000
+    assert f"head: {bad}, 5" in no_room(session, monkeypatch).remedy
+
+
 def test_without_room_that_is_what_is_said_though_docker_does_not_answer(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
