@@ -18,12 +18,11 @@ from spark_pipeline import text
 from spark_pipeline.cli import main
 from spark_pipeline.fleet.lease import hold
 from spark_pipeline.fleet.local import LocalHost
-from spark_pipeline.fleet.session import open_session
 from spark_pipeline.lab.hub_server import HubServer
 from spark_pipeline.lab.hub_store import publish
 from spark_pipeline.weights import inventory, stage
 from spark_pipeline.weights.inventory import Revision
-from spark_pipeline_tests.unit.weights.conftest import LoopbackHub, local_project
+from spark_pipeline_tests.unit.weights.conftest import LoopbackHub, local_project, open_here
 
 # What is listed are blocks of the disk, our own notes included: a few of them make no tenth of a megabyte.
 SAME = os.urandom(2_000_000)
@@ -54,7 +53,7 @@ def two_revisions(folder: Path) -> Iterator[Here]:
 
     def have(files: Mapping[str, bytes]) -> str:
         commit = publish(server.root, hub.repo, files)
-        with open_session(project, "one", progress=print, run_id=commit) as session:
+        with open_here(project, run_id=commit) as session:
             return stage.ensure(session).record.commit
 
     with pytest.MonkeyPatch.context() as patched:

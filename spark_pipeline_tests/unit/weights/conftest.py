@@ -8,13 +8,17 @@ import io
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spark_pipeline.fleet.connection import FleetConnection
 from spark_pipeline.fleet.host import Completed, Words
+from spark_pipeline.fleet.progress import Progress
+from spark_pipeline.fleet.session import Session
 from spark_pipeline.lab.hub_faults import Fault, write_faults
 from spark_pipeline.lab.hub_server import ACCESS_LOG, HubServer
 from spark_pipeline.lab.hub_store import publish
@@ -163,3 +167,17 @@ def local_project(root: Path, hub: LoopbackHub) -> Project:
         "image: {candidates: [none]}\nserve: {served_name: one}\n"
     )
     return Project.load(data.parent)
+
+
+class _InProcessConnection(FleetConnection):
+    """To a fleet of this machine alone: one node, so one call at a time."""
+
+    def host(self, name: str) -> Any:
+        return InProcessHost()
+
+
+@contextmanager
+def open_here(project: Project, *, progress: Progress = print, run_id: str = "run-1") -> Iterator[Session]:
+    """Work on `one` of a `local_project`; the node's program runs in this process."""
+    with _InProcessConnection(project.fleet("here"), project.known_hosts) as connection:
+        yield Session(project, project.deployment("one"), connection, progress, run_id)

@@ -24,7 +24,7 @@ from spark_pipeline.errors import (
 )
 from spark_pipeline.fleet.connection import FleetConnection
 from spark_pipeline.fleet.host import Host
-from spark_pipeline.fleet.session import Session, open_session
+from spark_pipeline.fleet.session import Session
 from spark_pipeline.lab.hub_faults import Fault
 from spark_pipeline.spec.fleet import Ssh
 from spark_pipeline.weights import inventory, stage
@@ -32,7 +32,7 @@ from spark_pipeline.weights.inventory import Revision, list_revisions, prune
 from spark_pipeline.weights.manifest import Manifest
 from spark_pipeline.weights.node.inventory import inventory as inventory_of
 from spark_pipeline.weights.node.messages import AbsentFile, Report
-from spark_pipeline_tests.unit.weights.conftest import local_project
+from spark_pipeline_tests.unit.weights.conftest import local_project, open_here
 
 SAME = os.urandom(20_000)
 OLD = {"config.json": b"{}", "model-1.bin": os.urandom(30_000), "same.bin": SAME}
@@ -46,9 +46,9 @@ def session(hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Se
     project = local_project(tmp_path, hub)
     for run, files in (("run-1", OLD), ("run-2", NEW)):
         hub.publish(files)
-        with open_session(project, "one", progress=print, run_id=run) as session:
+        with open_here(project, run_id=run) as session:
             stage.ensure(session)
-    with open_session(project, "one", progress=print, run_id="run-3") as session:
+    with open_here(project, run_id="run-3") as session:
         yield session
 
 

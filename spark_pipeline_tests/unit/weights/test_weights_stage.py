@@ -1,4 +1,4 @@
-"""The stage on a fleet of one local node: real hub, files and processes. Two nodes: lab/test_weights.py."""
+"""The stage on a fleet of one local node: real hub, files and program. Two nodes, processes: lab/test_weights.py."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from spark_pipeline.errors import HubError, LeaseHeldError, RevisionNotFoundError, StateError
-from spark_pipeline.fleet.session import Session, open_session
+from spark_pipeline.fleet.session import Session
 from spark_pipeline.lab.hub_faults import Fault
 from spark_pipeline.weights import hub as hub_module
 from spark_pipeline.weights import stage
 from spark_pipeline.weights.record import read_record
-from spark_pipeline_tests.unit.weights.conftest import local_project
+from spark_pipeline_tests.unit.weights.conftest import local_project, open_here
 
 FILES = {"config.json": b"{}", "model-1.bin": os.urandom(30_000), "model-2.bin": os.urandom(20_000)}
 SIZE = sum(len(content) for content in FILES.values())
@@ -31,7 +31,7 @@ def said() -> list[str]:
 def session(hub, tmp_path: Path, said: list[str]) -> Iterator[Session]:
     hub.publish(FILES)
     hub.forget()
-    with open_session(local_project(tmp_path, hub), "one", progress=said.append, run_id="run-1") as session:
+    with open_here(local_project(tmp_path, hub), progress=said.append) as session:
         yield session
 
 
