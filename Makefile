@@ -48,7 +48,7 @@ imports:
 	@$(BIN)/lint-imports | tail -n 6
 
 unit:
-	@$(BIN)/pytest -q --numprocesses=4 -m "not lab and not slow" spark_pipeline_tests/unit
+	@$(BIN)/pytest -q --numprocesses=4 --dist worksteal -m "not lab and not slow" spark_pipeline_tests/unit
 
 dev: $(READY) ## Dagster with its UI on http://127.0.0.1:3000, daemon included
 	@$(DAGSTER) dev --workspace workspace.yaml --host 127.0.0.1 --port 3000
