@@ -14,6 +14,7 @@ from spark_pipeline.benchmark.result import BenchmarkPoint
 from spark_pipeline.benchmark.sight import Sighting, other_requests, prefix_cache_hit_rate, refuse_changes, sight
 from spark_pipeline.cluster.generation import Generation
 from spark_pipeline.errors import BenchmarkError, MachineError
+from spark_pipeline.fleet.cancel import to_the_end
 from spark_pipeline.fleet.connection import FleetConnection
 from spark_pipeline.fleet.docker import Docker
 from spark_pipeline.fleet.host import Completed
@@ -72,7 +73,7 @@ def measure(connection: FleetConnection, generation: Generation, run: Run, befor
         log = _engine_log(docker, head.container)
         raise _with(error, f"{error.observed}\nengine's log ends:\n{log}", node=head.node) from error
     finally:
-        _remove(docker, head.container, run.result_file)
+        to_the_end(lambda: _remove(docker, head.container, run.result_file))
     after = sight(connection, generation)
     refuse_changes(before, after)
     return Measured(run, started_at, native, text, before, after)
@@ -139,7 +140,8 @@ def _load(docker: Docker, container: str, run: Run) -> Completed:
     except BaseException:
         # Ending `docker exec` does not end what it started: the engine would be kept busy for up to the run's time-out.
         with suppress(MachineError):  # what happened first is what is told
-            docker.exec(container, ("python3", "-"), input=end_program(run), timeout=30, check=False)
+            end = ("python3", "-")
+            to_the_end(lambda: docker.exec(container, end, input=end_program(run), timeout=30, check=False))
         raise
 
 

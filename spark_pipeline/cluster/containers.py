@@ -8,7 +8,6 @@ from spark_pipeline.cluster.commands import MARKS
 from spark_pipeline.cluster.generation import LABEL, Generation, Rank
 from spark_pipeline.cluster.plan import Running
 from spark_pipeline.errors import SparkPipelineError
-from spark_pipeline.fleet.cancel import to_the_end
 from spark_pipeline.fleet.docker import Container, Docker
 from spark_pipeline.fleet.failures import failure
 from spark_pipeline.fleet.host import Host, shell_text
@@ -71,7 +70,7 @@ def remove_generation(session: Session, generation: Generation) -> None:
 def clean_up(session: Session, generation: Generation, cause: BaseException) -> None:
     """Remove what was started of a generation that failed; what goes wrong meanwhile never hides the cause."""
     try:
-        to_the_end(lambda: remove_generation(session, generation))
+        remove_generation(session, generation)
     except SparkPipelineError as error:
         cause.add_note(f"and it could not be removed everywhere: {error}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from spark_pipeline.cluster import containers
 from spark_pipeline.cluster.generation import Generation
@@ -16,6 +17,7 @@ from spark_pipeline.cluster.record import generation_behind, last_number, write_
 from spark_pipeline.cluster.target import Target, build_target
 from spark_pipeline.errors import StateError
 from spark_pipeline.fleet import facts as node_facts
+from spark_pipeline.fleet.cancel import to_the_end
 from spark_pipeline.fleet.docker import Container, Docker
 from spark_pipeline.fleet.facts import NodeFacts
 from spark_pipeline.fleet.progress import human_seconds
@@ -139,7 +141,11 @@ def _start(session: Session, generation: Generation) -> tuple[Member, ...]:
         members = join(session, generation)
         containers.mark(Docker(session.head), generation.head.container, "joined")
     except BaseException as error:
-        session.progress(f"removing what generation {generation.number} started")
-        containers.clean_up(session, generation, error)
+        to_the_end(partial(_take_back, session, generation, error))
         raise
     return members
+
+
+def _take_back(session: Session, generation: Generation, cause: BaseException) -> None:
+    session.progress(f"removing what generation {generation.number} started")
+    containers.clean_up(session, generation, cause)

@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from spark_pipeline.errors import CommandFailedError, CommandTimeoutError, UnreachableError
-from spark_pipeline.fleet.cancel import stop_if_cancelled
+from spark_pipeline.fleet.cancel import stop_if_cancelled, to_the_end
 from spark_pipeline.fleet.failures import last_lines, named
 from spark_pipeline.fleet.host import Completed
 from spark_pipeline.fleet.order import SESSION_MARK, Order
@@ -80,8 +80,7 @@ def complete(
     try:
         return listening.to_the_end()
     except BaseException as error:
-        if (session := listening.wait_for_session()) is not None:
-            end_session(session)
+        to_the_end(lambda: listening.give_up(end_session))
         if isinstance(error, ConnectionError):
             raise listening.broken(error) from error
         raise
@@ -135,7 +134,12 @@ class _Listening:
             )
         return Completed(self._order.argv, status, "", self._errors.text(), time.monotonic() - self._started)
 
-    def wait_for_session(self) -> int | None:
+    def give_up(self, end_session: Callable[[int], None]) -> None:
+        """End the command on its node."""
+        if (session := self._wait_for_session()) is not None:
+            end_session(session)
+
+    def _wait_for_session(self) -> int | None:
         """The session, also of a command that was given up before it had said which one it is."""
         end = time.monotonic() + _MARK_SECONDS
         while self.session is None and "stdout" in self._open and time.monotonic() < end:

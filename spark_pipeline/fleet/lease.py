@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from importlib.resources import files
 
 from spark_pipeline.errors import LeaseHeldError, MachineError, SparkPipelineError
+from spark_pipeline.fleet.cancel import to_the_end
 from spark_pipeline.fleet.host import Host
 from spark_pipeline.fleet.progress import Progress, human_seconds
 
@@ -107,6 +108,11 @@ class Lease:
                 if self._lost is not None:
                     self._progress(str(self._lost))
 
+    def _end(self, beat: threading.Thread) -> None:
+        self._ended.set()
+        beat.join()
+        self._give_back()
+
     def _give_back(self) -> None:
         try:
             _ask(self._host, "give_back", self._directory, self._request)
@@ -147,9 +153,7 @@ def hold(
     try:
         yield lease
     finally:
-        lease._ended.set()
-        beat.join()
-        lease._give_back()
+        to_the_end(lambda: lease._end(beat))
 
 
 def look(host: Host, *, directory: str = DIRECTORY) -> Held | None:

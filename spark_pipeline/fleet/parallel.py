@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 from spark_pipeline.errors import ALSO
-from spark_pipeline.fleet.cancel import cancelled_by, stop_if_cancelled
+from spark_pipeline.fleet.cancel import cancelled_by, stop_if_cancelled, to_the_end
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -42,8 +42,7 @@ def each(items: Iterable[K], work: Callable[[K], T], *, at_once: int = 32) -> di
                 _, pending = wait(pending, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
         except BaseException:
             given_up.set()
-            for future in futures.values():
-                future.cancel()
+            to_the_end(lambda: _wait_for_all(futures.values()))
             raise
     failed = [error for future in futures.values() if (error := future.exception()) is not None]
     if failed:
@@ -51,3 +50,10 @@ def each(items: Iterable[K], work: Callable[[K], T], *, at_once: int = 32) -> di
             failed[0].add_note(f"{ALSO}{other}")
         raise failed[0]
     return {name: future.result() for name, future in futures.items()}
+
+
+def _wait_for_all(futures: Collection[Future[T]]) -> None:
+    """Until those that have begun have ended; the others never begin."""
+    for future in futures:
+        future.cancel()
+    wait(futures)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from spark_pipeline.cluster import containers
 from spark_pipeline.cluster import stage as cluster
 from spark_pipeline.cluster.generation import Generation
 from spark_pipeline.errors import EngineExitedError, ReadinessTimeoutError
+from spark_pipeline.fleet.cancel import to_the_end
 from spark_pipeline.fleet.docker import Container, Docker
 from spark_pipeline.fleet.plan import Command, StagePlan
 from spark_pipeline.fleet.progress import human_seconds
@@ -72,13 +74,17 @@ def ensure(session: Session) -> ServingResult:
         # An engine that somebody else told to serve goes only if it is proven to be of no use: a broken connection
         # or a cancelled look must not take a healthy endpoint down.
         if not handed_over or isinstance(error, EngineExitedError | ReadinessTimeoutError):
-            session.progress(f"removing generation {generation.number}: it did not become ready")
-            forget(session)
-            containers.clean_up(session, generation, error)
+            to_the_end(partial(_take_back, session, generation, error))
         raise
     write_record(session, record)
     session.progress(f"serves {record.model_id} at {record.url}, ready after {human_seconds(record.ready_seconds)}")
     return ServingResult(record, True, completion, time.monotonic() - started)
+
+
+def _take_back(session: Session, generation: Generation, cause: BaseException) -> None:
+    session.progress(f"removing generation {generation.number}: it did not become ready")
+    forget(session)
+    containers.clean_up(session, generation, cause)
 
 
 def stop(session: Session) -> tuple[Container, ...]:

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from spark_pipeline.fleet import cancel
 from spark_pipeline.fleet.cancel import to_the_end
 
 
@@ -35,3 +36,34 @@ def test_its_error_is_raised():
 
     with pytest.raises(ValueError, match="not removed"):
         to_the_end(work)
+
+
+@pytest.mark.parametrize("is_started", [False, True])
+def test_an_interrupt_while_it_begins_neither_loses_the_work_nor_doubles_it(
+    monkeypatch: pytest.MonkeyPatch, is_started: bool
+) -> None:
+    done: list[str] = []
+    interrupts = [KeyboardInterrupt()]
+
+    class Interrupted(threading.Thread):
+        def start(self) -> None:
+            if is_started or not interrupts:
+                super().start()
+            if interrupts:
+                raise interrupts.pop()
+
+    monkeypatch.setattr(cancel.threading, "Thread", Interrupted)
+    to_the_end(lambda: done.append("removed"))
+
+    assert done == ["removed"]
+    assert not interrupts
+
+
+def test_without_a_thread_to_be_had_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    class None_(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(cancel.threading, "Thread", None_)
+    with pytest.raises(RuntimeError, match="can't start"):
+        to_the_end(lambda: None)
