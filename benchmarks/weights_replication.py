@@ -1,9 +1,10 @@
 """How fast weights go from the head to a peer, as a ratio against one `rsync -a -e ssh` of the same directory.
 
-    python benchmarks/weights_replication.py [--deployment tiny] [--files 8] [--megabytes 128] [--rounds 3]
+    python benchmarks/weights_replication.py [--deployment tiny] [--files 8] [--megabytes 512] [--rounds 3]
 
 Needs a fleet of two nodes (`make demo`). Makes files on the head, in a revision of their own below weights_dir that is
-removed at the end. Alternates in one run, the peer's directory emptied before each, the head's page cache warm:
+removed at the end (4 GB: of a copy of 1 GB the start of the programs is half). Alternates in one run, the peer's
+directory emptied before each, the head's page cache warm:
 
 - rsync: `rsync -a -e ssh` on the head to the peer's fabric address, one stream, nothing verified;
 - replicate: `weights.replicate`, after which every file is proven on the peer.
@@ -174,7 +175,7 @@ def measure(session: Session, files: int, megabytes: int, rounds: int) -> tuple[
 @click.command(help=__doc__)
 @click.option("--deployment", default="tiny", show_default=True, help="Whose nodes take part.")
 @click.option("--files", default=8, show_default=True)
-@click.option("--megabytes", default=128, show_default=True, help="Size of each file.")
+@click.option("--megabytes", default=512, show_default=True, help="Size of each file.")
 @click.option("--rounds", default=3, show_default=True)
 def main(deployment: str, files: int, megabytes: int, rounds: int) -> None:
     project, run_id = Project.load(), f"benchmark-{os.getpid()}"

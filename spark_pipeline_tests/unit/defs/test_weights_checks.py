@@ -33,10 +33,12 @@ from spark_pipeline.lab.hub_store import publish
 from spark_pipeline.spec.project import Project
 from spark_pipeline.weights import stage
 from spark_pipeline.weights.checks import COMPLETE, PROVEN, ROOM
+from spark_pipeline_tests.unit.weights.conftest import LoopbackHub, local_project
 
 GREEN = AssetCheckExecutionResolvedStatus.SUCCEEDED
 RED = AssetCheckExecutionResolvedStatus.FAILED
 UNKNOWN = AssetCheckExecutionResolvedStatus.EXECUTION_FAILED  # the step ended before it was asked
+REPO = "lab/weights"
 MODEL_WEIGHTS = asset_key("one", "model_weights")
 FILES = {"config.json": b"{}", "model-1.bin": os.urandom(30_000), "model-2.bin": os.urandom(20_000)}
 
@@ -45,7 +47,7 @@ FILES = {"config.json": b"{}", "model-1.bin": os.urandom(30_000), "model-2.bin":
 def hub(tmp_path: Path) -> Iterator[HubServer]:
     server = HubServer("127.0.0.1", 0, tmp_path / "hub")
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    publish(server.root, "lab/weights", FILES)
+    publish(server.root, REPO, FILES)
     yield server
     server.shutdown()
     server.server_close()
@@ -55,18 +57,7 @@ def hub(tmp_path: Path) -> Iterator[HubServer]:
 def project(hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
     """Deployment `one` on this machine alone; the lease lies in a home of its own."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    data = tmp_path / "data"
-    for folder in ("fleets", "deployments", "profiles"):
-        (data / folder).mkdir(parents=True)
-    (data / "fleets" / "here.yaml").write_text(
-        f"name: here\naccelerator: none\nweights_dir: {tmp_path}/models\n"
-        "nodes: [{name: head, local: true, fabric: 127.0.0.1}]\n"
-    )
-    (data / "deployments" / "one.yaml").write_text(
-        f"name: one\nfleet: here\nmodel: {{repo: lab/weights, hub_url: '{hub.endpoint}'}}\n"
-        "image: {candidates: [none]}\nserve: {served_name: one}\n"
-    )
-    return Project.load(tmp_path)
+    return local_project(tmp_path, LoopbackHub(hub, repo=REPO))
 
 
 def materialize(project: Project, instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
